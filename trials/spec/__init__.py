@@ -1,0 +1,23 @@
+"""What a user may ask for: the study document, its checks, and the presets."""
+
+from trials.spec.catalogue import DataFacts, facts_for
+from trials.spec.documents import DocumentError, load_preset, parse_document, preset_names, preset_text
+from trials.spec.issues import Issue, SpecError, nearest
+from trials.spec.models import BatchSizeSlope, DataSpec, StudySpec, parse_spec
+
+__all__ = [
+    "BatchSizeSlope",
+    "DataFacts",
+    "DataSpec",
+    "DocumentError",
+    "Issue",
+    "SpecError",
+    "StudySpec",
+    "facts_for",
+    "load_preset",
+    "nearest",
+    "parse_document",
+    "parse_spec",
+    "preset_names",
+    "preset_text",
+]
