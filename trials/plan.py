@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trials.spec.catalogue import DataFacts
 from trials.records import Pack, TrialConfig
 from trials.spec import StudySpec
+from trials.spec.catalogue import DataFacts
 from trials.spec.issues import Issue, SpecError
 
 MAX_LANES = 64

@@ -125,7 +125,7 @@ class TrialResult:
     @classmethod
     def absent(cls, config: TrialConfig, state: TrialState, reason: Reason) -> "TrialResult":
         """The record of a trial that was planned and has no numbers."""
-        empty: dict[str, tuple[float | None, ...]] = {metric: () for metric in METRICS}
+        empty: dict[str, tuple[float | None, ...]] = dict.fromkeys(METRICS, ())
         return cls(config, state, reason, 0, 0, 0, None, empty)
 
 

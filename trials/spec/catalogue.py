@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from trials.spec.models import DataSpec
 from trials.spec.issues import Issue, SpecError
+from trials.spec.models import DataSpec
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels")

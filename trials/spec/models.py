@@ -221,7 +221,9 @@ def _cross_checks(spec: StudySpec) -> list[Issue]:
             if arm not in spec.space.normaliser:
                 have = ", ".join(spec.space.normaliser)
                 issues.append(
-                    Issue(f"/hypotheses/{index}/arms/{position}", f"{arm!r} is not among the study's normalisers ({have})")
+                    Issue(
+                        f"/hypotheses/{index}/arms/{position}", f"{arm!r} is not among the study's normalisers ({have})"
+                    )
                 )
         if len(spec.space.batch_size) < 2:
             issues.append(Issue(f"/hypotheses/{index}", "a batch-size slope needs at least two levels of batch_size"))

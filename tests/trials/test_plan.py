@@ -1,0 +1,92 @@
+"""The plan: pure, complete, and the same for the same spec."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.studies import document, plan, spec
+from trials.plan import MAX_LANES, count_trials, make_plan
+from trials.spec import SpecError, facts_for, parse_spec
+
+axes = st.fixed_dictionaries(
+    {
+        "space.normaliser": st.lists(st.sampled_from(["none", "batch_norm", "norm_like"]), min_size=1, unique=True),
+        "space.batch_size": st.lists(st.integers(1, 1000), min_size=2, max_size=4, unique=True),
+        "space.learning_rate": st.lists(
+            st.integers(1, 200).map(lambda n: n / 1000), min_size=1, max_size=90, unique=True
+        ),
+        "seeds": st.integers(1, 40) | st.lists(st.integers(0, 100), min_size=1, max_size=10, unique=True),
+        "hypotheses": st.just([]),
+    }
+)
+
+
+@given(axes)
+def test_every_cell_and_seed_is_planned_once_in_rectangular_packs(changes):
+    study, laid = spec(**changes), plan(**changes)
+    trials = [trial for pack in laid.packs for trial in pack.trials]
+    wanted = {
+        (n, b, r, s)
+        for n in study.space.normaliser
+        for b in study.space.batch_size
+        for r in study.space.learning_rate
+        for s in study.seed_list
+    }
+    assert len(trials) == laid.trials == count_trials(study) == len(wanted)
+    assert {(t.normaliser, t.batch_size, t.learning_rate, t.seed) for t in trials} == wanted
+    assert len({t.key for t in trials}) == len(trials)
+    assert len({t.cell_key for t in trials}) == laid.cells == len(trials) // len(study.seed_list)
+    assert len({pack.key for pack in laid.packs}) == len({pack.label for pack in laid.packs}) == len(laid.packs)
+    for pack in laid.packs:
+        assert len(pack.trials) <= MAX_LANES
+        assert [(t.seed, t.learning_rate) for t in pack.trials] == [
+            (s, r) for s in pack.seeds for r in pack.learning_rates
+        ]
+        alike = {replace(t, seed=0, learning_rate=1.0) for t in pack.trials}
+        assert len(alike) == 1
+
+
+def test_same_spec_same_plan_and_resources_change_nothing():
+    assert plan() == plan()
+    assert plan().packs == plan(resources={"cpus_per_pack": 4}, name="other").packs
+
+
+def test_keys_are_pinned():
+    """Shards are found by these keys: a change here orphans every ledger in the field."""
+    first = plan().packs[0]
+    assert (first.label, first.key) == ("none-B64", "dddae67af7c19ba0")
+    assert (first.trials[0].key, first.trials[0].cell_key) == ("53de6cde86719552", "537c67c3a1dc2666")
+
+
+def test_labels_name_the_axes_that_vary():
+    labels = [p.label for p in plan(**{"space.activation": ["tanh", "relu"], "space.depth": [0, 1]}).packs]
+    assert labels[0] == "none-B64-D0-tanh"
+    many = plan(seeds=100).packs[0]
+    assert many.label == "none-B64-1of4"
+
+
+def test_batch_larger_than_the_training_split_is_refused_with_its_place():
+    study = parse_spec(document(**{"space.batch_size": [64, 1223]}))
+    facts = facts_for(study.data, [])
+    assert facts.train == 1222  # 1797 digits − 20 % test − 15 % validation
+    with pytest.raises(SpecError) as caught:
+        make_plan(study, facts)
+    assert [i.pointer for i in caught.value.issues] == ["/space/batch_size/1"]
+    assert "1222" in caught.value.issues[0].detail
+    make_plan(parse_spec(document(**{"space.batch_size": [64, 1222]})), facts)
+
+
+def test_more_training_samples_than_there_are_is_refused():
+    study = spec(**{"data.train_samples": 5000})
+    with pytest.raises(SpecError, match="1438"):
+        make_plan(study, facts_for(study.data, []))
+
+
+def test_cost_counts_what_is_trained():
+    cost = plan(**{"space.batch_size": [611, 1222]}).cost
+    lanes = 2 * 2 * 2  # normalisers × learning rates × seeds
+    assert cost.updates == lanes * 2 * (2 + 1)  # two epochs of 2 and of 1 batches
+    assert cost.samples == lanes * 2 * 1222 * 2
+    assert cost.core_seconds > 0

@@ -1,0 +1,242 @@
+"""MLflow as the published record: a projection of the ledger, sent from a thread beside the training.
+
+The ledger is the outbox. A shard without its `tracked/` marker is what MLflow still lacks, so
+MLflow may be away for as long as it likes: training does not notice, nothing is lost, and a
+rerun of the driver sends what is missing. A pack that was half sent when something died is
+found again by its tag and completed, so that no run appears twice.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from trials.ledger import Ledger, LedgerError
+from trials.plan import Plan
+from trials.records import METRICS, RESULTS_SCHEMA, Pack
+from trials.spec import StudySpec
+
+log = logging.getLogger(__name__)
+
+# An outage must cost the thread seconds, not the minutes of MLflow's default seven retries.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # costs one more request a run
+
+_PARAMETERS = tuple(n for n in RESULTS_SCHEMA.names[3 : RESULTS_SCHEMA.get_field_index("state")] if n != "path")
+_RUN_STATUS = {"succeeded": "FINISHED", "diverged": "FINISHED", "pruned": "FINISHED", "cancelled": "KILLED"}
+_POLL_SECONDS = 0.5
+
+
+def experiment_name(study_name: str, study_id: str) -> str:
+    """The name of a study's MLflow experiment; the id keeps two studies of one name apart."""
+    return f"{study_name} ({study_id})"
+
+
+class Tracker:
+    """Sends finished packs to MLflow, in the plan's order of finishing, each trial once.
+
+    Args:
+        patience: seconds `finish` goes on trying while MLflow does not answer.
+    """
+
+    def __init__(
+        self, ledger: Ledger, plan: Plan, spec: StudySpec, study_id: str, mlflow_url: str, patience: float = 20.0
+    ):
+        self._ledger, self._plan, self._spec = ledger, plan, spec
+        self._study_id, self._url, self._patience = study_id, mlflow_url, patience
+        self._packs = {pack.key: pack for pack in plan.packs}
+        self._client: Any = None
+        self._experiment_id = ""
+        self._parent_id = ""
+        self._training_over = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
+        self.seconds = 0.0  # wall time spent talking to MLflow
+        self.trials_sent = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> bool:
+        """Send the rest and `results.parquet`; give up after `patience` without an answer.
+
+        Returns whether MLflow now has everything.
+        """
+        self._training_over.set()
+        self._thread.join()
+        return self._is_current()
+
+    def stop(self) -> None:
+        """Stop soon, whatever is left unsent."""
+        self._stop.set()
+        self._training_over.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        silent_since: float | None = None
+        while not self._stop.is_set():
+            last_round = self._training_over.is_set()
+            started = time.monotonic()
+            try:
+                self._send_all()
+                silent_since = None
+                if last_round:
+                    self._send_results()
+                    return
+            except Exception as error:  # whatever MLflow or the network does, training must not notice
+                if silent_since is None:
+                    log.warning("tracking is delayed, MLflow at %s: %s", self._url, _first_line(error))
+                silent_since = silent_since or started
+                if last_round and time.monotonic() - silent_since > self._patience:
+                    log.warning("tracking stays delayed; run the study again to send the rest")
+                    return
+                self._training_over.wait(2.0) if not last_round else self._stop.wait(1.0)
+            finally:
+                self.seconds += time.monotonic() - started
+            if not last_round:
+                self._training_over.wait(_POLL_SECONDS)
+
+    def _is_current(self) -> bool:
+        return self._ledger.finished() <= self._ledger.tracked()
+
+    def _send_all(self) -> None:
+        self._connect()
+        tracked = self._ledger.tracked()
+        waiting = self._ledger.finished() - tracked
+        done = sum(len(self._packs[key].trials) for key in tracked if key in self._packs)
+        for pack in self._plan.packs:
+            if pack.key in waiting:
+                if self._stop.is_set():
+                    return
+                self._send_pack(pack)
+                done += len(pack.trials)
+                self._client.set_tag(self._parent_id, "normstudy.progress", f"{done}/{self._plan.trials}")
+
+    def _connect(self) -> None:
+        """Find or make the study's experiment and parent run."""
+        if self._parent_id:
+            return
+        from mlflow import MlflowClient  # seconds of import, on this thread
+
+        self._client = MlflowClient(tracking_uri=self._url)
+        name = experiment_name(self._spec.name, self._study_id)
+        experiment = self._client.get_experiment_by_name(name)
+        tags = {"normstudy.study_id": self._study_id}
+        if self._spec.description:
+            tags["mlflow.note.content"] = self._spec.description
+        self._experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(name, tags=tags)
+        )
+        runs = self._client.search_runs([self._experiment_id], "tags.`normstudy.role` = 'study'", max_results=1)
+        if runs:
+            parent = runs[0]
+        else:
+            parent = self._client.create_run(
+                self._experiment_id,
+                run_name=self._spec.name,
+                tags={
+                    "normstudy.role": "study",
+                    "normstudy.study_id": self._study_id,
+                    "normstudy.spec_hash": self._spec.content_hash(),
+                },
+            )
+        if parent.info.status != "RUNNING":
+            self._client.update_run(parent.info.run_id, status="RUNNING")  # a study that is run again
+        self._client.log_text(parent.info.run_id, self._spec.canonical_json(), "spec.json")
+        self._parent_id = parent.info.run_id
+
+    def _send_pack(self, pack: Pack) -> None:
+        try:
+            rows = self._ledger.shard(pack.key).to_pylist()
+            provenance = self._ledger.provenance(pack.key)
+        except LedgerError as error:  # damaged since it was listed: the pack will be run again
+            log.warning("pack %s is not sent: %s", pack.label, error)
+            return
+        begun = self._runs_of(pack.key)
+        run_ids = []
+        start = int(datetime.fromisoformat(provenance["started_at"]).timestamp() * 1000)
+        end = start + int(provenance["seconds"] * 1000)
+        for row in rows:
+            run_id, is_done = begun.get(row["trial_key"], ("", False))
+            if not is_done:
+                run_id = self._send_trial(pack, row, run_id, start, end)
+                self.trials_sent += 1
+            run_ids.append(run_id)
+        self._ledger.mark_tracked(pack.key, run_ids)
+
+    def _runs_of(self, pack_key: str) -> dict[str, tuple[str, bool]]:
+        """Runs of the pack that MLflow already has: trial key → (run id, whether it was completed)."""
+        found: dict[str, tuple[str, bool]] = {}
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment_id], f"tags.`normstudy.pack` = '{pack_key}'", max_results=1000, page_token=token
+            )
+            for run in page:
+                found[run.data.tags["normstudy.trial_key"]] = (run.info.run_id, run.info.status != "RUNNING")
+            token = page.token
+            if not token:
+                return found
+
+    def _send_trial(self, pack: Pack, row: dict[str, Any], run_id: str, start: int, end: int) -> str:
+        from mlflow.entities import Metric, Param
+
+        if not run_id:
+            tags = {
+                "normstudy.role": "trial",
+                "normstudy.study_id": self._study_id,
+                "normstudy.trial_key": row["trial_key"],
+                "normstudy.cell_key": row["cell_key"],
+                "normstudy.pack": pack.key,
+                "normstudy.state": row["state"],
+                "mlflow.parentRunId": self._parent_id,
+            }
+            if row["reason"]:
+                tags["normstudy.reason"] = row["reason"]
+            name = f"{pack.label.split('-', 1)[0]} B{row['batch_size']} lr{row['learning_rate']:g} seed{row['seed']}"
+            run = self._client.create_run(self._experiment_id, start_time=start, tags=tags, run_name=name)
+            run_id = run.info.run_id
+        metrics = _metrics(row, start, end, Metric)
+        parameters = [Param(name, str(row[name])) for name in _PARAMETERS if row[name] is not None]
+        for first in range(0, max(1, len(metrics)), 900):  # one request takes at most 1,000 entries
+            self._client.log_batch(
+                run_id, metrics=metrics[first : first + 900], params=parameters if first == 0 else ()
+            )
+        self._client.set_terminated(run_id, _status(row["state"]), end)
+        return run_id
+
+    def _send_results(self) -> None:
+        """Attach the whole table to the study's run; done once all packs are there."""
+        import tempfile
+
+        if not self._is_current() or not self._ledger.has_file("results.parquet"):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/results.parquet"
+            with open(path, "wb") as file:
+                file.write(self._ledger.read_file("results.parquet"))
+            self._client.log_artifact(self._parent_id, path)
+
+
+def _metrics(row: dict[str, Any], start: int, end: int, metric_type: Any) -> Sequence[Any]:
+    """Per-epoch metrics. A value that is not finite is left out: MLflow would store infinity as a number."""
+    epochs = max(1, row["epochs_completed"])
+    return [
+        metric_type(name, value, start + (end - start) * (epoch + 1) // epochs, epoch + 1)
+        for name in METRICS
+        for epoch, value in enumerate(row[f"{name}_by_epoch"])
+        if value is not None
+    ]
+
+
+def _status(state: str) -> str:
+    return _RUN_STATUS.get(state, "FAILED")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,192 @@
+"""Ray Tune: one Tune trial is one pack, trained by an actor that is reused for the next pack.
+
+Tune gives what a cluster needs (placement, reuse, retries of lost workers, the dashboard).
+What it does not give is the record of the study: the actor itself writes each finished pack's
+shard to the ledger, so nothing depends on Tune's own snapshots.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+# Quiet and without Tune's own result files: set before ray.tune is imported.
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
+
+import ray
+import torch
+from ray import tune
+
+from trials.engine.data import Dataset
+from trials.engine.train import PackRun
+from trials.ledger import Ledger
+from trials.records import Pack, Reason, TrialResult, TrialState
+from trials.spec import StudySpec
+
+log = logging.getLogger(__name__)
+
+LOST_WORKER_RETRIES = 2
+
+
+class Unschedulable(RuntimeError):
+    """The cluster can never place one pack of this study."""
+
+
+class PackTrainable(tune.Trainable):
+    """Trains one pack, an epoch per `step`, and writes its shard when it has ended.
+
+    An exception inside the training is a result (`failed`, with the traceback in the shard's
+    provenance and the log): the same pack would raise again. Anything else that goes wrong
+    (a full disk, a lost worker) is left to Tune's retries and then to the next attempt.
+    """
+
+    def setup(self, config: dict[str, Any], **shared: Any) -> None:
+        self._packs: Sequence[Pack] = shared["packs"]
+        self._dataset: Dataset = shared["dataset"]
+        self._ledger = Ledger(shared["ledger_root"])
+        self._study_name: str = shared["study_name"]
+        self._attempt: int = shared["attempt"]
+        self._threads: int = shared["threads"]
+        self._device: str = shared["device"]
+        torch.set_num_threads(self._threads)
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self._pack = self._packs[config["pack"]]
+        self._run: PackRun | None = None
+        self._started_at = datetime.now(UTC)
+        self._seconds = 0.0
+        self._show_name()
+
+    def __repr__(self) -> str:
+        return f"{self._study_name}/{self._pack.label}"
+
+    def _show_name(self) -> None:
+        """Tell Ray which pack this reused actor now trains.
+
+        Ray takes an actor's name from its first `repr`. The dashboard's task table and the
+        process list read it again at every call, so setting it anew is enough; it is not a
+        public call, so its absence is no error.
+        """
+        with contextlib.suppress(Exception):
+            ray._private.worker.global_worker.core_worker.set_actor_repr_name(repr(self))
+
+    def step(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        try:
+            if self._run is None:
+                self._run = PackRun(self._pack, self._dataset, device=self._device)
+            ray._raylet.setproctitle(f"ray::{self!r}")
+            self._run.step()
+            done, results, error = self._run.finished, None, None
+            if done:
+                results = self._run.results()
+        except Exception:
+            error = traceback.format_exc()
+            log.exception("pack %s failed", self._pack.label)
+            done = True
+            results = [TrialResult.absent(t, TrialState.FAILED, Reason.PACK_ERROR) for t in self._pack.trials]
+        self._seconds += time.perf_counter() - started
+        if results is not None:
+            self._ledger.append(self._pack, results, self._provenance(error))
+        epoch = self._run.epoch if self._run else 0
+        return {"epoch": epoch, "training_seconds": self._seconds, "done": done}
+
+    def _provenance(self, error: str | None) -> dict[str, Any]:
+        return {
+            "started_at": self._started_at.isoformat(),
+            "seconds": self._seconds,
+            "lanes": len(self._pack.trials),
+            "attempt": self._attempt,
+            "host": platform.node(),
+            "device": self._device,
+            "threads": self._threads,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "ray": ray.__version__},
+            "error": error,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        return None  # a pack interrupted is a pack run again: the ledger resumes a study, not Tune
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        return None
+
+
+def run_packs(spec: StudySpec, packs: Sequence[Pack], dataset: Dataset, ledger: Ledger, *, attempt: int) -> None:
+    """Train packs on the cluster that `ray.init` has joined; returns when each has ended.
+
+    Packs whose worker died more often than is retried are recorded as `lost`. A pack that is
+    still missing from the ledger afterwards is for the caller to see (plan − ledger).
+
+    Raises:
+        Unschedulable: no node of the cluster has room for a pack.
+    """
+    resources = {"CPU": spec.resources.cpus_per_pack, "GPU": spec.resources.gpus_per_pack}
+    _check_schedulable(resources)
+    trainable = type(_class_name(spec.name), (PackTrainable,), {"__doc__": PackTrainable.__doc__})
+    with_shared = tune.with_parameters(
+        trainable,
+        packs=tuple(packs),
+        dataset=dataset,
+        ledger_root=ledger.root,
+        study_name=spec.name,
+        attempt=attempt,
+        threads=spec.resources.cpus_per_pack,
+        device="cuda" if spec.resources.gpus_per_pack else "cpu",
+    )
+    in_flight = None if spec.resources.packs_in_flight == "auto" else spec.resources.packs_in_flight
+    with tempfile.TemporaryDirectory(prefix="normstudy-tune-") as scratch:
+        tuner = tune.Tuner(
+            tune.with_resources(with_shared, resources),
+            param_space={"pack": tune.grid_search(list(range(len(packs))))},
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                max_concurrent_trials=in_flight,
+                trial_name_creator=lambda trial: f"{spec.name}/{packs[trial.config['pack']].label}",
+                trial_dirname_creator=lambda trial: f"pack-{trial.config['pack']}",
+            ),
+            run_config=tune.RunConfig(
+                name="study",
+                storage_path=scratch,
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=LOST_WORKER_RETRIES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
+        results = tuner.fit()
+    for result in results:
+        error = result.error
+        if error is None or result.config is None:
+            continue
+        pack = packs[result.config["pack"]]
+        log.error("pack %s: %s", pack.label, error)
+        if isinstance(error, ray.exceptions.RayActorError):
+            lost = [TrialResult.absent(trial, TrialState.LOST, Reason.WORKER_LOST) for trial in pack.trials]
+            now = datetime.now(UTC).isoformat()
+            ledger.append(pack, lost, {"started_at": now, "seconds": 0.0, "attempt": attempt, "error": str(error)})
+
+
+def _check_schedulable(resources: dict[str, float]) -> None:
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(kind, 0) >= amount for kind, amount in resources.items()) for node in nodes):
+        return
+    want = ", ".join(f"{amount:g} {kind}" for kind, amount in resources.items() if amount)
+    have = "; ".join(f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU" for node in nodes)
+    raise Unschedulable(f"a pack asks for {want}, but the cluster's nodes have {have}")
+
+
+def _class_name(study_name: str) -> str:
+    """The study's name as a class name: what Ray's dashboard lists actors by."""
+    return "Pack_" + "".join(c if c.isalnum() else "_" for c in study_name)
