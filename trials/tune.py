@@ -5,7 +5,6 @@ What it does not give is the record of the study: the actor itself writes each f
 shard to the ledger, so nothing depends on Tune's own snapshots.
 """
 
-import contextlib
 import logging
 import os
 import platform
@@ -24,6 +23,7 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 import ray
 import torch
 from ray import tune
+from setproctitle import setproctitle
 
 from trials.engine.data import Dataset
 from trials.engine.train import PackRun
@@ -68,27 +68,19 @@ class PackTrainable(tune.Trainable):
         self._run: PackRun | None = None
         self._started_at = datetime.now(UTC)
         self._seconds = 0.0
-        self._show_name()
+        print(f"pack {self._pack.label}: {len(self._pack.trials)} lanes", flush=True)  # the actor's log
 
     def __repr__(self) -> str:
-        return f"{self._study_name}/{self._pack.label}"
-
-    def _show_name(self) -> None:
-        """Tell Ray which pack this reused actor now trains.
-
-        Ray takes an actor's name from its first `repr`. The dashboard's task table and the
-        process list read it again at every call, so setting it anew is enough; it is not a
-        public call, so its absence is no error.
-        """
-        with contextlib.suppress(Exception):
-            ray._private.worker.global_worker.core_worker.set_actor_repr_name(repr(self))
+        # Ray reads this once, when the actor is made, and the actor goes on to other packs: so the
+        # actor is named after the study, and its process title (see `step`) after the pack.
+        return self._study_name
 
     def step(self) -> dict[str, Any]:
         started = time.perf_counter()
         try:
             if self._run is None:
                 self._run = PackRun(self._pack, self._dataset, device=self._device)
-            ray._raylet.setproctitle(f"ray::{self!r}")
+            setproctitle(f"ray::{self._study_name}/{self._pack.label}")
             self._run.step()
             done, results, error = self._run.finished, None, None
             if done:

@@ -111,9 +111,12 @@ def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
 def _confined(path: str, roots: Sequence[Path]) -> Path:
     real_roots = [root.resolve() for root in roots]
     for root in real_roots:
-        candidate = (root / path).resolve()  # an absolute path replaces the root, and is checked all the same
-        if any(candidate.is_relative_to(r) for r in real_roots) and candidate.is_dir():
-            return candidate
+        try:
+            candidate = (root / path).resolve()  # an absolute path replaces the root, and is checked all the same
+            if any(candidate.is_relative_to(r) for r in real_roots) and candidate.is_dir():
+                return candidate
+        except (OSError, ValueError):  # a name too long, a null byte, a loop of links: no such folder
+            continue
     raise _path_error(f"no folder {path!r} under the allowed data roots; ask the operator which roots are set")
 
 

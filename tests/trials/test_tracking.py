@@ -1,0 +1,110 @@
+"""MLflow as a projection of the ledger, against a real server: each trial once, whatever happens."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tests.mlflow_server import MlflowServer, mlflow_server
+from tests.studies import plan, spec
+from tests.trials.test_ledger import results_of
+from trials.ledger import Ledger
+from trials.tracking import Tracker, experiment_name
+
+PROVENANCE = {"started_at": "2026-12-01T08:00:00+00:00", "seconds": 2.0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as running:
+        yield running
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(str(tmp_path / "study"))
+
+
+def tracker(ledger: Ledger, study_id: str, url: str, patience: float = 0.5) -> Tracker:
+    return Tracker(ledger, plan(), spec(), study_id, url, patience=patience)
+
+
+def runs(url: str, study_id: str, role: str):
+    client = MlflowClient(tracking_uri=url)
+    experiment = client.get_experiment_by_name(experiment_name(spec().name, study_id))
+    assert experiment is not None
+    return client.search_runs([experiment.experiment_id], f"tags.`normstudy.role` = '{role}'", max_results=1000)
+
+
+def fill(ledger: Ledger, packs) -> None:
+    for pack in packs:
+        ledger.append(pack, results_of(pack), PROVENANCE)
+
+
+def test_every_trial_becomes_one_run_that_compares(server: MlflowServer, ledger: Ledger):
+    fill(ledger, plan().packs)
+    ledger.write_file("results.parquet", b"table")
+    sender = tracker(ledger, "one", server.url)
+    sender.start()
+    assert sender.finish()
+    [parent] = runs(server.url, "one", "study")
+    children = runs(server.url, "one", "trial")
+    assert sorted(r.data.tags["normstudy.trial_key"] for r in children) == sorted(
+        t.key for pack in plan().packs for t in pack.trials
+    )
+    by_key = {t.key: t for pack in plan().packs for t in pack.trials}
+    for run in children:
+        trial = by_key[run.data.tags["normstudy.trial_key"]]
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.params["learning_rate"] == str(trial.learning_rate)
+        assert run.data.params["normaliser"] == trial.normaliser
+        assert run.data.tags["normstudy.state"] == ("diverged" if trial.seed else "succeeded")
+        assert run.info.status == "FINISHED"
+        assert run.info.end_time - run.info.start_time == 2000
+        assert run.data.metrics["train_loss"] == trial.learning_rate  # the None of epoch 2 was left out
+    client = MlflowClient(tracking_uri=server.url)
+    history = client.get_metric_history(children[0].info.run_id, "test_accuracy")
+    assert [m.step for m in history] == [1]
+    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"spec.json", "results.parquet"}
+
+
+def test_half_sent_pack_is_completed_without_a_second_run(server: MlflowServer, ledger: Ledger):
+    """The driver died after some runs of a pack, and one of them was never ended."""
+    first = plan().packs[0]
+    fill(ledger, [first])
+    sender = tracker(ledger, "two", server.url)
+    sender.start()
+    assert sender.finish()
+    unfinished = runs(server.url, "two", "trial")[0].info.run_id
+    client = MlflowClient(tracking_uri=server.url)
+    client.update_run(unfinished, status="RUNNING")
+    client.delete_run(runs(server.url, "two", "trial")[-1].info.run_id)
+    Path(ledger.root, "tracked", f"{first.key}.json").unlink()
+    fill(ledger, plan().packs)
+    again = tracker(ledger, "two", server.url)
+    again.start()
+    assert again.finish()
+    children = runs(server.url, "two", "trial")
+    assert len(children) == plan().trials
+    assert len({r.data.tags["normstudy.trial_key"] for r in children}) == plan().trials
+    assert {r.info.status for r in children} == {"FINISHED"}
+    assert len(runs(server.url, "two", "study")) == 1
+
+
+def test_outage_delays_and_loses_nothing(ledger: Ledger, tmp_path: Path):
+    """MLflow is away when packs end, and at the end; a later run sends everything once."""
+    away = MlflowServer(tmp_path / "away")
+    fill(ledger, plan().packs)
+    sender = tracker(ledger, "three", away.url)
+    sender.start()
+    assert not sender.finish()
+    assert ledger.tracked() == set()
+    away.start()
+    try:
+        again = tracker(ledger, "three", away.url)
+        again.start()
+        assert again.finish()
+        assert len(runs(away.url, "three", "trial")) == plan().trials
+        assert ledger.tracked() == ledger.finished()
+    finally:
+        away.stop()
