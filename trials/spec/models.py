@@ -80,7 +80,7 @@ class TrainingSpec(_Strict):
     """The optimiser and its budget."""
 
     optimiser: Literal["sgd"] = Field(default="sgd", description="Plain stochastic gradient descent.")
-    budget: BudgetSpec
+    budget: BudgetSpec = Field(description="How long each trial trains.")
     last_batch: Literal["drop"] = Field(
         default="drop",
         description="A last batch smaller than `batch_size` is dropped, for every normaliser alike.",
@@ -90,12 +90,18 @@ class TrainingSpec(_Strict):
 class SpaceSpec(_Strict):
     """The axes of the design; every combination of levels is a cell."""
 
-    normaliser: list[Normaliser] = Field(min_length=1, max_length=100)
-    batch_size: list[BatchSize] = Field(min_length=1, max_length=1000)
-    learning_rate: list[LearningRate] = Field(min_length=1, max_length=1000)
-    width: list[Width] | None = Field(default=None, min_length=1, max_length=1000)
-    depth: list[Depth] | None = Field(default=None, min_length=1, max_length=100)
-    activation: list[Activation] | None = Field(default=None, min_length=1, max_length=100)
+    normaliser: list[Normaliser] = Field(min_length=1, max_length=100, description="The arms of the study.")
+    batch_size: list[BatchSize] = Field(
+        min_length=1, max_length=1000, description="Samples per optimiser step; at most the training split."
+    )
+    learning_rate: list[LearningRate] = Field(min_length=1, max_length=1000, description="Step sizes of the optimiser.")
+    width: list[Width] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Instead of model.width."
+    )
+    depth: list[Depth] | None = Field(default=None, min_length=1, max_length=100, description="Instead of model.depth.")
+    activation: list[Activation] | None = Field(
+        default=None, min_length=1, max_length=100, description="Instead of model.activation."
+    )
 
     @field_validator("*")
     @classmethod
@@ -111,7 +117,9 @@ class SpaceSpec(_Strict):
 class BatchSizeSlope(_Strict):
     """The claim that accuracy changes with batch size, in one direction, for the named arms."""
 
-    kind: Literal["batch_size_slope"] = "batch_size_slope"
+    kind: Literal["batch_size_slope"] = Field(
+        default="batch_size_slope", description="The slope of test accuracy per doubling of batch size."
+    )
     arms: list[Normaliser] = Field(min_length=1, description="Normalisers the claim is about.")
     direction: Literal["negative", "positive", "flat"] = Field(
         description="Claimed sign of the change in test accuracy per doubling of batch size."
@@ -136,8 +144,12 @@ class BatchSizeSlope(_Strict):
 class ResourcesSpec(_Strict):
     """What one pack asks of the cluster, and how many packs run at once."""
 
-    cpus_per_pack: Annotated[int, Field(ge=1, le=1024)] = 1
-    gpus_per_pack: Annotated[float, Field(ge=0, le=64)] = 0
+    cpus_per_pack: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="Cores and compute threads of one pack."
+    )
+    gpus_per_pack: Annotated[float, Field(ge=0, le=64)] = Field(
+        default=0, description="GPUs of one pack; a fraction shares one. Above 0 the pack trains on the GPU."
+    )
     packs_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=10_000)] = Field(
         default="auto", description="`auto`: as many as the cluster has room for."
     )
@@ -153,11 +165,11 @@ class StudySpec(_Strict):
         pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9 ._-]*[A-Za-z0-9])?$",
         description="Letters, digits, space, `.`, `_`, `-`; starts and ends with a letter or digit.",
     )
-    description: str | None = Field(default=None, max_length=2000)
-    data: DataSpec
-    model: ModelSpec = ModelSpec()
-    training: TrainingSpec
-    space: SpaceSpec
+    description: str | None = Field(default=None, max_length=2000, description="Free text, shown in the report.")
+    data: DataSpec = Field(description="The data set.")
+    model: ModelSpec = Field(default=ModelSpec(), description="The network.")
+    training: TrainingSpec = Field(description="Optimiser and budget.")
+    space: SpaceSpec = Field(description="The axes and their levels.")
     seeds: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Seed], Field(min_length=1, max_length=10_000)] = (
         Field(description="A count n (seeds 0 … n−1) or a list. Shared over all cells, so arms are paired by seed.")
     )
@@ -165,8 +177,10 @@ class StudySpec(_Strict):
         default="fixed_lr",
         description="`fixed_lr`: the effect of batch size is estimated within each learning rate, then combined.",
     )
-    hypotheses: list[BatchSizeSlope] = Field(default_factory=list, max_length=20)
-    resources: ResourcesSpec = ResourcesSpec()
+    hypotheses: list[BatchSizeSlope] = Field(
+        default_factory=list, max_length=20, description="What the study claims; fixed and hashed at submission."
+    )
+    resources: ResourcesSpec = Field(default=ResourcesSpec(), description="What one pack asks of the cluster.")
 
     @property
     def seed_list(self) -> list[int]:

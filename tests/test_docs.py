@@ -1,0 +1,29 @@
+"""The documents say what the code does."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_spec_reference_is_current():
+    location = ROOT / "docs" / "spec_reference.py"
+    spec = importlib.util.spec_from_file_location("spec_reference", location)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.reference(), "run: .venv/bin/python docs/spec_reference.py"
+
+
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+)
+def test_relative_links_lead_somewhere(page: str):
+    import re
+
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text()):
+        if "://" not in target:
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
