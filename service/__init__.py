@@ -1,0 +1,1 @@
+"""The REST service: what a user talks to."""

@@ -66,8 +66,12 @@ class Ledger:
 
     def finished(self) -> set[str]:
         """Keys of the packs with a readable shard. A truncated or damaged shard does not count."""
+        return set(self.finished_at())
+
+    def finished_at(self) -> dict[str, float]:
+        """When each finished pack's shard was written (Unix time, by the storage's clock)."""
         selector = pafs.FileSelector(f"{self._base}/shards", allow_not_found=True)
-        keys: set[str] = set()
+        written: dict[str, float] = {}
         for info in self._fs.get_file_info(selector):
             if info.extension != "parquet":
                 continue
@@ -75,8 +79,8 @@ class Ledger:
             stamp = (info.size, info.mtime_ns)
             if self._verified.get(key) == stamp or self._is_readable(key):
                 self._verified[key] = stamp
-                keys.add(key)
-        return keys
+                written[key] = (info.mtime_ns or 0) / 1e9
+        return written
 
     def missing(self, plan: Plan) -> list[Pack]:
         """The packs of the plan that have yet to run, in order."""

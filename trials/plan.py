@@ -74,7 +74,7 @@ def make_plan(spec: StudySpec, facts: DataFacts) -> Plan:
             packs.append(Pack(_pack_key(trials), label, trials))
     trials = sum(len(pack.trials) for pack in packs)
     cells = trials // len(seeds)
-    return Plan(tuple(packs), cells, trials, _cost(packs, facts))
+    return Plan(tuple(packs), cells, trials, estimate(packs, facts))
 
 
 def _axes(spec: StudySpec) -> dict[str, list[Any]]:
@@ -154,7 +154,8 @@ def _impossible(spec: StudySpec, facts: DataFacts) -> list[Issue]:
     return issues
 
 
-def _cost(packs: Sequence[Pack], facts: DataFacts) -> Cost:
+def estimate(packs: Sequence[Pack], facts: DataFacts) -> Cost:
+    """What these packs cost; of a whole plan it is `Plan.cost`."""
     samples = updates = 0
     seconds = 0.0
     for pack in packs:

@@ -1,0 +1,126 @@
+"""From estimates to verdicts: Holm, the verdict of an arm, the answer to a hypothesis."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.result import ArmJudgement, ArmVerdict, HypothesisResult, Interval, StudyVerdict
+from analysis.wording import CLAIMS, arm_name, band, counted, level, listed, points_interval, probability, slope_text
+from trials.spec import BatchSizeSlope
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down adjustment (Holm 1979). A None stays None but counts in the family, as a p of 1."""
+    order = sorted((i for i, p in enumerate(p_values) if p is not None), key=lambda i: p_values[i] or 0.0)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * (p_values[index] or 0.0)))
+        adjusted[index] = largest
+    return adjusted
+
+
+def judge_arm(
+    interval: Interval | None,
+    p_holm: float | None,
+    p_seeds_holm: float | None,
+    smallest_p: float | None,
+    smallest_slope: float,
+    alpha: float,
+    failure: str | None,
+) -> tuple[ArmVerdict, str]:
+    """The verdict of one arm and its reason in words.
+
+    Args:
+        p_holm: of the permutation test.
+        p_seeds_holm: of the test over seeds; keeps the error rate family-wise also where seeds have
+            slopes of their own, which neither the permutation test nor one arm's interval does.
+        failure: why the interval or p-value could not be computed, if so.
+    """
+    if interval is None or p_holm is None or p_seeds_holm is None:
+        return "undecided", f"not computable: {failure}"
+    low, high = interval
+    shown, flat = f"the {level(alpha)} interval ({points_interval(interval)})", band(smallest_slope)
+    if -smallest_slope <= low and high <= smallest_slope:
+        return "flat", f"{shown} lies within {flat} points per doubling"
+    side = "negative" if high < 0 else "positive" if low > 0 else None
+    if side is None:
+        return "undecided", f"{shown} contains zero and reaches beyond {flat} points per doubling"
+    if p_holm <= alpha and p_seeds_holm <= alpha:
+        return side, f"{shown} excludes zero and the Holm-adjusted p-value is {probability(p_holm)}"
+    if p_holm <= alpha:
+        return "undecided", (
+            f"{shown} excludes zero, but seeds differ too much for the number of arms: the Holm-adjusted p-value over "
+            f"seeds, {probability(p_seeds_holm)}, is above {alpha:g}"
+        )
+    reason = f"{shown} excludes zero, but the Holm-adjusted p-value {probability(p_holm)} is above {alpha:g}"
+    if smallest_p is not None and smallest_p > alpha:
+        reason += (
+            f"; with so few batch sizes and seeds no p-value below {probability(smallest_p)} is possible, so this "
+            "design cannot decide: add seeds or batch sizes"
+        )
+    return "undecided", reason
+
+
+def judge_hypothesis(index: int, hypothesis: BatchSizeSlope, judgements: Sequence[ArmJudgement]) -> HypothesisResult:
+    """Supported where every named arm has the claimed direction, contradicted where some named arm is
+    decided otherwise, undecided in all other cases. `judgements` are of the named arms, in order.
+    """
+    claimed = hypothesis.direction
+    against = [j for j in judgements if j.verdict not in (claimed, "undecided")]
+    unsettled = [j for j in judgements if j.verdict == "undecided"]
+    verdict: StudyVerdict = "contradicted" if against else "undecided" if unsettled else "supported"
+    return HypothesisResult(
+        index=index,
+        kind=hypothesis.kind,
+        arms=tuple(hypothesis.arms),
+        direction=claimed,
+        smallest_slope=hypothesis.smallest_slope,
+        alpha=hypothesis.alpha,
+        verdict=verdict,
+        sentence=_sentence(hypothesis, verdict, judgements),
+        judgements=tuple(judgements),
+        verdict_excluding_diverged=None,
+        sensitive_to_diverged=False,
+    )
+
+
+def with_diverged_excluded(main: HypothesisResult, other: HypothesisResult, diverged: int) -> HypothesisResult:
+    """The main answer, and whether it stands without the study's `diverged` trials."""
+    sensitive = other.verdict != main.verdict
+    sentence = main.sentence
+    if sensitive:
+        trials = counted(diverged, "diverged trial")
+        sentence += (
+            f" This depends on diverged trials: with the {trials} of this study excluded instead of counted at chance "
+            f"accuracy, the answer would be {other.verdict}."
+        )
+    return replace(main, sentence=sentence, verdict_excluding_diverged=other.verdict, sensitive_to_diverged=sensitive)
+
+
+def _sentence(hypothesis: BatchSizeSlope, verdict: StudyVerdict, judgements: Sequence[ArmJudgement]) -> str:
+    def of(some: Sequence[ArmJudgement], said: bool = False) -> str:
+        return listed([_arm_text(j, hypothesis.alpha, said) for j in some])
+
+    claim = f"test accuracy {CLAIMS[hypothesis.direction]}"
+    if hypothesis.direction == "flat":
+        claim += f" by more than {band(hypothesis.smallest_slope)[1:]} points per doubling"
+    agree = [j for j in judgements if j.verdict == hypothesis.direction]
+    against = [j for j in judgements if j.verdict not in (hypothesis.direction, "undecided")]
+    unsettled = [j for j in judgements if j.verdict == "undecided"]
+    if verdict == "supported":
+        return f"Supported: {claim} for {of(agree)}."
+    if verdict == "contradicted":
+        text = f"Contradicted: the claim that {claim} does not hold for {of(against, said=True)}"
+        text += f"; it holds for {of(agree)}" if agree else ""
+        text += f"; {listed([arm_name(j.normaliser) for j in unsettled])} cannot be decided" if unsettled else ""
+        return text + "."
+    text = f"Undecided: that {claim} is not settled for {of(unsettled)}"
+    text += f"; it holds for {of(agree)}" if agree else ""
+    return text + "."
+
+
+def _arm_text(judgement: ArmJudgement, alpha: float, said: bool) -> str:
+    numbers = slope_text(judgement.slope, judgement.interval, judgement.p_holm, alpha)
+    if judgement.verdict == "undecided" and judgement.interval is None:
+        numbers += f"; {judgement.reason}" if judgement.slope is not None else f": {judgement.reason}"
+    return f"{arm_name(judgement.normaliser)} ({f'{judgement.verdict}, ' if said else ''}{numbers})"

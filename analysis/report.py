@@ -1,0 +1,131 @@
+"""The self-contained HTML report: one file, no request to anywhere.
+
+Its numbers are those of `StudyAnalysis.to_dict()`, formatted by `analysis.wording`.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import pyarrow as pa
+from markupsafe import Markup
+
+from analysis import wording
+from analysis.result import StudyAnalysis
+from analysis.table import read_outcomes
+from trials.records import TrialState
+from trials.spec import StudySpec
+
+MOST_RATE_PANELS = 24
+"""Most learning rates drawn one by one; the report says how many it leaves out."""
+
+
+def render_report(analysis: StudyAnalysis, table: pa.Table, spec: StudySpec, provenance: Mapping[str, Any]) -> str:
+    """
+    Args:
+        analysis: what `analyse(table, spec)` returned.
+        provenance: what else the reader should know of how the numbers came about (versions,
+            host, times), printed as it is; values may be nested mappings or lists.
+    """
+    from analysis import figures  # altair, only where something is drawn
+
+    arms = [arm.normaliser for arm in analysis.arms]
+    whole = [(arm.normaliser, arm.curve) for arm in analysis.arms]
+    domain = figures.accuracy_domain([curve for _, curve in whole])
+    rate_curves = [rate.curve for arm in analysis.arms for rate in arm.by_learning_rate]
+    rate_domain = figures.accuracy_domain(rate_curves)
+    rates = [rate.learning_rate for rate in analysis.arms[0].by_learning_rate]
+    label = "Mean test accuracy against batch size for each normaliser"
+    rate_panels = []
+    for i, rate in enumerate(rates[:MOST_RATE_PANELS]):
+        series = [(arm.normaliser, arm.by_learning_rate[i].curve) for arm in analysis.arms]
+        title = "no learning rate recorded" if rate is None else f"learning rate {rate:g}"
+        picture = figures.curves(series, arms, rate_domain, figures.PANEL_WIDTH, 190, f"{label}, {title}")
+        rate_panels.append(figures.Panel(title.capitalize(), picture))
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            analysis=analysis.to_dict(),
+            description=spec.description,
+            trials_run=table.num_rows,
+            forest_wide=figures.slopes(analysis, 620),
+            forest_narrow=figures.slopes(analysis, 220),
+            curves_wide=figures.curves(whole, arms, domain, 660, 340, label),
+            curves_narrow=figures.curves(whole, arms, domain, figures.PANEL_WIDTH, 280, label),
+            rate_panels=rate_panels,
+            rates_hidden=max(0, len(rates) - MOST_RATE_PANELS),
+            heat=figures.heat_maps(read_outcomes(table, spec)),
+            ramp=", ".join(figures.VIRIDIS),
+            colours=figures.colour_of(arms),
+            shapes=figures.shape_of(arms),
+            states=[str(state) for state in TrialState],
+            facts=_facts(spec, provenance),
+            spec_text=json.dumps(json.loads(spec.canonical_json()), indent=2, ensure_ascii=False),
+        )
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("points", "points_interval", "band", "percent", "probability", "correlation", "level", "listed"):
+        environment.filters[name] = getattr(wording, name)
+    environment.filters["drawing"] = _drawing
+    environment.globals.update(counted=wording.counted)
+    return environment
+
+
+def _drawing(svg: str, kind: str = "") -> Markup:
+    """A picture of ours, to be put in as it is; `kind` is a further class: `wide` or `narrow` screens."""
+    return Markup(svg.replace('class="marks"', f'class="{kind or "marks"}"', 1))  # noqa: S704 - drawn by vl-convert, which escapes texts
+
+
+def _facts(spec: StudySpec, provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the study was, then what the caller knows of how it was run."""
+    data = spec.data.dataset + (f" ({spec.data.path})" if spec.data.path else "")
+    if spec.data.train_samples:
+        data += f", {spec.data.train_samples} training samples"
+    model = f"{spec.model.kind}, "
+    model += ", ".join(
+        f"{axis} {wording.listed([str(v) for v in levels])}"
+        for axis, levels in (
+            ("depth", spec.space.depth or [spec.model.depth]),
+            ("width", spec.space.width or [spec.model.width]),
+            ("activation", spec.space.activation or [spec.model.activation]),
+        )
+    )
+    seeds = spec.seed_list
+    shown = wording.listed([str(s) for s in seeds]) if len(seeds) <= 12 else f"{len(seeds)}, {seeds[0]} … {seeds[-1]}"
+    facts = [
+        ("Spec hash", spec.content_hash()),
+        ("Design", spec.design),
+        ("Budget", f"by epochs: {wording.counted(spec.training.budget.epochs, 'epoch')} for every trial"),
+        ("Data set", data),
+        ("Model", model),
+        ("Optimiser", f"{spec.training.optimiser}; a last batch that is too small: {spec.training.last_batch}"),
+        ("Batch sizes", wording.listed([str(b) for b in spec.space.batch_size])),
+        ("Learning rates", wording.listed([f"{rate:g}" for rate in spec.space.learning_rate])),
+        ("Seeds", shown),
+    ]
+    return facts + list(_flat(provenance))
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = f"{above} {key}".strip().replace("_", " ")
+        if isinstance(item, Mapping):
+            found += _flat(item, name)
+        elif item is not None:
+            text = wording.listed([str(part) for part in item]) if isinstance(item, list | tuple) else str(item)
+            found.append((name[:1].upper() + name[1:], text))
+    return found

@@ -1,0 +1,187 @@
+"""What an analysis says: frozen records that become `verdict.json` by `.to_dict()`.
+
+Numbers are rounded once, when they are made (`rounded`), and judged as rounded: the file, the
+report and the verdict cannot disagree. A quantity that cannot be computed is None, never NaN.
+"""
+
+import math
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+Interval = tuple[float, float]
+ArmVerdict = Literal["negative", "positive", "flat", "undecided"]
+StudyVerdict = Literal["supported", "contradicted", "undecided"]
+
+DECIMALS = 6
+"""Decimals kept of slopes, accuracies and p-values: a ten-thousandth of a percentage point."""
+
+SCHEMA_VERSION = 1
+
+
+def rounded(value: float) -> float | None:
+    """A plain float with `DECIMALS` decimals; None where the value is not finite; never −0.0."""
+    value = float(value)
+    return round(value, DECIMALS) + 0.0 if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class _Record:
+    def to_dict(self) -> dict[str, Any]:
+        """Strict-JSON-able: dicts, lists, text, finite numbers, booleans and None only."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class CurvePoint(_Record):
+    """Mean test accuracy at one batch size, over seeds and strata."""
+
+    batch_size: int
+    mean: float | None
+    interval: Interval | None
+    n: int  # trials in the mean
+
+
+@dataclass(frozen=True)
+class RateCurve(_Record):
+    """The curve within one learning rate; the rate is None where the table has none."""
+
+    learning_rate: float | None
+    curve: tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True)
+class ExcludingDiverged(_Record):
+    """The same arm with its study's diverged trials left out instead of counted at chance."""
+
+    slope: float | None
+    interval: Interval | None
+    p_value: float | None
+    p_holm: float | None
+    p_seeds_holm: float | None
+    n_trials: int
+    verdict: ArmVerdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class ArmResult(_Record):
+    """One normaliser. Slopes are in accuracy (share) per doubling of batch size."""
+
+    normaliser: str
+    slope: float | None
+    interval: Interval | None  # at 1 − alpha
+    alpha: float
+    smallest_slope: float
+    p_value: float | None
+    p_holm: float | None
+    p_seeds_holm: float | None  # of Student's t on the seeds' slopes: must also be at most alpha
+    smallest_p: float | None  # the smallest p-value this arm's design can give
+    spearman: float | None
+    n_trials: int
+    n_seeds: int
+    batch_sizes: tuple[int, ...]  # the levels the slope is over
+    verdict: ArmVerdict
+    reason: str
+    excluding_diverged: ExcludingDiverged | None
+    sensitive_to_diverged: bool
+    curve: tuple[CurvePoint, ...]
+    by_learning_rate: tuple[RateCurve, ...]
+
+
+@dataclass(frozen=True)
+class ArmJudgement(_Record):
+    """One named arm under one hypothesis' own smallest slope and alpha."""
+
+    normaliser: str
+    slope: float | None
+    interval: Interval | None
+    p_holm: float | None
+    p_seeds_holm: float | None
+    verdict: ArmVerdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class HypothesisResult(_Record):
+    """The answer to one stated hypothesis."""
+
+    index: int
+    kind: str
+    arms: tuple[str, ...]
+    direction: str
+    smallest_slope: float
+    alpha: float
+    verdict: StudyVerdict
+    sentence: str
+    judgements: tuple[ArmJudgement, ...]
+    verdict_excluding_diverged: StudyVerdict | None
+    sensitive_to_diverged: bool
+
+
+@dataclass(frozen=True)
+class Exclusion(_Record):
+    """Something that did not enter the estimates as it was planned to, how much, and why."""
+
+    what: str
+    count: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Attrition(_Record):
+    """Trials of one arm at one batch size that are not an ordinary success."""
+
+    normaliser: str
+    batch_size: int
+    planned: int
+    diverged: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class StudyName(_Record):
+    name: str
+    spec_hash: str
+
+
+@dataclass(frozen=True)
+class Counts(_Record):
+    planned: int
+    by_state: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StudyAnalysis(_Record):
+    """The whole of `verdict.json`."""
+
+    schema: int
+    study: StudyName
+    design: str
+    budget: dict[str, int]
+    counts: Counts
+    chance_accuracy: float | None
+    arms: tuple[ArmResult, ...]
+    hypotheses: tuple[HypothesisResult, ...]
+    exclusions: tuple[Exclusion, ...]
+    attrition: tuple[Attrition, ...]
+    methods: str
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} in a result; quantities that cannot be computed are None")
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"{value!r} has no place in a result")

@@ -1,0 +1,306 @@
+"""The commands on studies: `normstudy submit`, `ls`, `show`, … through the REST service.
+
+As in `service.cli`, whatever a command needs is imported within it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from service.client import Client, Media, Study
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+PANEL = "Studies"
+
+commands = typer.Typer()
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Address of the service; else NORMSTUDY_URL, else the running stack's, else http://127.0.0.1:8080.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+StudyReference = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's id, the beginning of it, or a name that one study has.")
+]
+
+
+class ExportFormat(StrEnum):
+    csv = "csv"
+    parquet = "parquet"
+
+
+@commands.command(rich_help_panel=PANEL)
+def submit(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, `-` for standard input, or a preset.")
+    ],
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow the study to its end and show the verdict.")
+    ] = False,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Check it and tell its size; start nothing.")
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a study."""
+    from rich.text import Text
+
+    from service.rendering import links, plan_text
+
+    console = make_console()
+    with _client(url) as client:
+        document, media = _document(client, source)
+        if validate_only:
+            checked = client.validate(document, media)
+            if as_json:
+                _print_json(checked)
+            else:
+                console.print(Text.assemble(("✓ ", "green"), f"valid: {plan_text(checked['plan'])}"))
+            return
+        study = client.submit(document, media)
+        if watch:
+            raise typer.Exit(_follow(console, client, study, as_json=as_json))
+        if as_json:
+            _print_json(study)
+            return
+        console.print(Text.assemble("Submitted ", (study["name"], "bold"), f" ({study['id']})"))
+        console.print(plan_text(study["plan"]))
+        console.print(links(study, client.url))
+        console.print(Text(f"Follow it with: normstudy watch {study['id']}", "dim"))
+
+
+@commands.command("ls", rich_help_panel=PANEL)
+def list_studies(
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Only studies whose name contains this.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only studies in this state, for example running.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most studies to list, newest first.")] = 50,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List studies, newest first."""
+    from itertools import islice
+
+    from service.rendering import studies_table
+
+    with _client(url) as client:
+        everything = client.studies(state=state.upper() if state else None, text=text, page_size=min(limit, 100))
+        studies = list(islice(everything, limit))
+    if as_json:
+        _print_json(studies)
+    else:
+        make_console().print(studies_table(studies))
+
+
+@commands.command(rich_help_panel=PANEL)
+def show(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
+    """Show one study: its state, and its verdict once there is one."""
+    from service.rendering import study_details, verdict
+
+    with _client(url) as client:
+        found = client.find(study)
+        analysis = _analysis(client, found)
+        if as_json:
+            _print_json({**found, "analysis": analysis})
+            return
+        console = make_console()
+        console.print(study_details(found, client.url))
+        if analysis is not None:
+            console.print(verdict(analysis))
+
+
+@commands.command(rich_help_panel=PANEL)
+def watch(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
+    """Follow a study to its end and show the verdict; Ctrl-C stops watching, not the study."""
+    with _client(url) as client:
+        raise typer.Exit(_follow(make_console(), client, client.find(study), as_json=as_json))
+
+
+@commands.command(rich_help_panel=PANEL)
+def cancel(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
+    """Cancel a study. Trials that are finished are kept; `resume` runs the rest."""
+    with _client(url) as client:
+        _told(client.cancel(client.find(study)["id"]), as_json=as_json)
+
+
+@commands.command(rich_help_panel=PANEL)
+def resume(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
+    """Run what is missing of a failed or cancelled study."""
+    with _client(url) as client:
+        _told(client.resume(client.find(study)["id"]), as_json=as_json)
+
+
+@commands.command(rich_help_panel=PANEL)
+def report(
+    study: StudyReference,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write, `-` for standard output.", show_default="NAME-ID.html"),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Save a study's HTML report."""
+    with _client(url) as client:
+        found = client.find(study)
+        _save(client.report(found["id"]), output, found, "html")
+
+
+@commands.command(rich_help_panel=PANEL)
+def export(
+    study: StudyReference,
+    form: Annotated[
+        ExportFormat, typer.Option("--format", "-f", help="csv: scalar columns; parquet: all, with curves.")
+    ] = (ExportFormat.csv),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write, `-` for standard output.", show_default="NAME-ID.FORMAT"),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Save a study's results table, one row per trial."""
+    with _client(url) as client:
+        found = client.find(study)
+        _save(client.export(found["id"], form.value), output, found, form.value)
+
+
+@commands.command(rich_help_panel=PANEL)
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this preset's YAML, to start from.")] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the studies that are ready to run, or print one."""
+    from service.rendering import presets_table
+
+    with _client(url) as client:
+        if name is not None:
+            preset = client.preset(name)
+            _print_json(preset) if as_json else typer.echo(preset["text"], nl=not preset["text"].endswith("\n"))
+            return
+        items = client.presets()
+    _print_json(items) if as_json else make_console().print(presets_table(items))
+
+
+def make_console(*, error: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=error, highlight=False)
+
+
+@contextlib.contextmanager
+def _client(url: str | None) -> "Iterator[Client]":
+    from service.client import Client
+
+    with Client(url or _service_url()) as client:
+        yield client
+
+
+def _service_url() -> str:
+    from service.client import DEFAULT_URL
+
+    if url := os.environ.get("NORMSTUDY_URL"):
+        return url
+    from service.places import default_data_dir, running_stack
+
+    stack = running_stack(default_data_dir())
+    return stack.api if stack else DEFAULT_URL
+
+
+def _document(client: "Client", source: str) -> "tuple[bytes, Media]":
+    """What to submit: standard input, a file, or a preset of the service."""
+    from service.client import NotFound
+
+    if source == "-":
+        return _with_media(sys.stdin.buffer.read(), "")
+    path = Path(source)
+    try:
+        return _with_media(path.read_bytes(), path.suffix)
+    except FileNotFoundError:
+        if path.suffix or os.sep in source:
+            raise typer.BadParameter(f"there is no file {source!r}", param_hint="FILE|PRESET") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {source!r}: {error.strerror}", param_hint="FILE|PRESET") from None
+    try:
+        return client.preset(source)["text"].encode(), "application/yaml"
+    except NotFound as error:
+        message = f"there is no file {source!r}, and no preset of that name: {error.detail}"
+        raise typer.BadParameter(message, param_hint="FILE|PRESET") from None
+
+
+def _with_media(document: bytes, suffix: str) -> "tuple[bytes, Media]":
+    is_json = suffix.lower() == ".json" or (not suffix and document.lstrip()[:1] == b"{")
+    return document, "application/json" if is_json else "application/yaml"
+
+
+def _follow(console: "Console", client: "Client", study: "Study", *, as_json: bool) -> int:
+    """Watch a study to its end; the exit code says whether there is a verdict."""
+    from rich.text import Text
+
+    from service.rendering import ProgressView, links, outcome
+
+    shown = make_console(error=True) if as_json else console
+    try:
+        with ProgressView(shown) as view:
+            ended = client.wait(study["id"], each=view)
+    except KeyboardInterrupt:
+        shown.print(Text(f"Not watching any more; the study goes on. Again: normstudy watch {study['id']}", "dim"))
+        return INTERRUPTED
+    analysis = _analysis(client, ended)
+    if as_json:
+        _print_json({**ended, "analysis": analysis})
+    else:
+        console.print(outcome(ended, analysis))
+        console.print()
+        console.print(links(ended, client.url))
+    return OK if ended["state"] == "COMPLETED" and analysis is not None else FAILED
+
+
+def _analysis(client: "Client", study: "Study") -> dict[str, Any] | None:
+    """The verdict document, if there is one (yet)."""
+    from service.client import ENDED, Conflict, NotFound
+
+    if study["state"] not in ENDED:
+        return None
+    try:
+        return client.analysis(study["id"])
+    except (Conflict, NotFound):
+        return None
+
+
+def _told(study: "Study", *, as_json: bool) -> None:
+    from service.rendering import headline
+
+    _print_json(study) if as_json else make_console().print(headline(study))
+
+
+def _save(content: bytes, output: Path | None, study: "Study", suffix: str) -> None:
+    """Write a download to a file, or to standard output where `-` asks for it."""
+    if output is not None and str(output) == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    target = output or Path(f"{study['name'].replace(' ', '-')}-{study['id']}.{suffix}")
+    try:
+        target.write_bytes(content)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {target}: {error.strerror}", param_hint="--output") from None
+    typer.echo(str(target))
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,426 @@
+"""What moves a study from state to state: requests to cancel and resume, and the reconciler.
+
+    QUEUED ──submit──▶ RUNNING ──job ended, ledger complete──▶ ANALYSING ──▶ COMPLETED
+      ▲  ╲                │ ╲── fatal, or no attempts left ──▶ ANALYSING ──▶ FAILED
+      │   ╲─cancel─▶ CANCELLING ──job has ended──────────────▶ ANALYSING ──▶ CANCELLED
+      ╰── next attempt ───╯           (without any finished pack, ANALYSING is skipped)
+
+Each step looks at what is true (the store, Ray, the ledger) and does the next thing; each is
+safe to repeat, so a service that was killed between any two lines goes on where it was.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from service.analysing import REPORT_FILE, VERDICT_FILE, Analyser, AnalysisTask, software_versions
+from service.cluster import (
+    Cluster,
+    ClusterError,
+    ClusterUnavailable,
+    Job,
+    JobRefused,
+    JobStatus,
+    driver_entrypoint,
+    submission_id,
+)
+from service.logs import event
+from service.problems import Conflict
+from service.results import Library, absent_as
+from service.settings import Settings
+from service.store import Store, StoreUnavailable, Study, StudyState
+from service.tracking import Tracking, TrackingUnavailable
+from trials.ledger import LedgerError
+
+log = logging.getLogger(__name__)
+
+_STORAGE_ERRORS = (OSError, LedgerError, pa.ArrowException)
+_TRACKING_PAUSE = (2.0, 60.0)  # seconds between tries of one study: doubled from the first to the second
+
+
+def cancel(store: Store, study_id: str) -> Study:
+    """Ask a study to end; asking again is the same.
+
+    Raises:
+        StudyUnknown, Conflict
+    """
+    while True:
+        study = store.get(study_id)
+        state = StudyState(study.state)
+        if state in (StudyState.CANCELLING, StudyState.CANCELLED) or study.outcome == StudyState.CANCELLED:
+            return study
+        if state not in (StudyState.QUEUED, StudyState.RUNNING):
+            what = "is being analysed: its trials have ended" if state is StudyState.ANALYSING else f"is {state}"
+            raise Conflict(f"study {study_id} {what}; only a study that is QUEUED or RUNNING can be cancelled")
+        if store.transition(study_id, state, StudyState.CANCELLING, attempt=study.attempt, changes={"reason": None}):
+            event(log, "cancelling", study=study_id)
+            return store.get(study_id)
+
+
+def resume(store: Store, study_id: str) -> Study:
+    """Queue an ended study again: it runs what is missing of its plan.
+
+    Raises:
+        StudyUnknown, Conflict
+    """
+    study = store.get(study_id)
+    resumable = (StudyState.FAILED, StudyState.CANCELLED)
+    attempt = study.attempt + 1
+    changes: dict[str, Any] = {
+        "attempt": attempt,
+        "first_attempt": attempt,
+        "attempt_started_at": None,
+        "reason": None,
+        "outcome": None,
+        "ended_at": None,
+        "progress": None,
+        "verdict": None,
+        "published": False,
+    }
+    if not store.transition(study_id, resumable, StudyState.QUEUED, attempt=study.attempt, changes=changes):
+        state = store.get(study_id).state
+        raise Conflict(f"study {study_id} is {state}; only a study that is FAILED or CANCELLED can be resumed")
+    event(log, "resumed", study=study_id, attempt=attempt)
+    return store.get(study_id)
+
+
+class Reconciler:
+    """One thread that brings every study on, and never dies of an error.
+
+    Ray, the storage and MLflow may each be away for as long as they like: a study that needs
+    them stays where it is and says so in its `reason`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        cluster: Cluster,
+        tracking: Tracking,
+        library: Library,
+        analyser: Analyser,
+    ):
+        self._settings, self._store, self._cluster = settings, store, cluster
+        self._tracking, self._library, self._analyser = tracking, library, analyser
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._publication: tuple[str, Future[bool]] | None = None  # one at a time
+        self._pauses: dict[str, tuple[float, float]] = {}  # study → (not before, pause), of MLflow
+        self._ray_is_away = ""  # why, within one tick
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now instead of after the pause."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End within some seconds. Studies run on; the next service takes them up."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=15)
+        self._analyser.close()
+
+    def tick(self) -> None:
+        """One look at every study that has something left to happen."""
+        self._ray_is_away = ""
+        studies = self._store.active()
+        room = self._settings.max_running_studies - sum(s.state != StudyState.QUEUED for s in studies)
+        for study in studies:
+            if study.state == StudyState.QUEUED:
+                room -= 1
+                if room < 0:
+                    self._tell(
+                        study, f"waiting for its turn: {self._settings.max_running_studies} studies are under way"
+                    )
+                    continue
+            self._guarded(study, self._step)
+        if self._analyser.busy_with not in (None, *(study.id for study in studies)):
+            self._analyser.close()  # another service on the same database was first
+        self._end_publication()
+        for study in (*studies, *self._store.unpublished()):
+            self._guarded(study, self._track)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.tick()
+            except StoreUnavailable as error:
+                event(log, "database unavailable", level=logging.WARNING, detail=str(error))
+            except Exception:
+                log.exception("a look at the studies failed")
+            self._wake.wait(self._settings.poll_seconds)
+            self._wake.clear()
+
+    def _guarded(self, study: Study, step: Any) -> None:
+        """One study's trouble must not hold up the others."""
+        try:
+            step(study)
+        except StoreUnavailable:
+            raise
+        except ClusterUnavailable as error:
+            self._ray_is_away = str(error)
+            self._tell(study, f"waiting for Ray at {self._settings.ray_dashboard_url}: {error}")
+        except _STORAGE_ERRORS as error:
+            self._tell(study, f"waiting for the storage: {error}")
+        except Exception:
+            log.exception("study %s: a step failed; it will be tried again", study.id)
+
+    def _step(self, study: Study) -> None:
+        state = StudyState(study.state)
+        if state is StudyState.ANALYSING:
+            self._analyse(study)
+            return
+        if self._ray_is_away:  # found out a moment ago: do not wait for each study's timeout in turn
+            raise ClusterUnavailable(self._ray_is_away)
+        {
+            StudyState.QUEUED: self._submit,
+            StudyState.RUNNING: self._watch,
+            StudyState.CANCELLING: self._end_job,
+        }[state](study)
+
+    # -- the job -----------------------------------------------------------------------------------
+
+    def _submit(self, study: Study) -> None:
+        results = self._library.open(study)
+        if not results.ledger.has_file("spec.json"):
+            results.ledger.write_file("spec.json", study.spec.encode())
+        job_id = submission_id(study.name, study.id, study.attempt)
+        now = datetime.now(UTC)
+        try:
+            submitted = self._cluster.submit(job_id, self._entrypoint(study), _metadata(study))
+        except JobRefused as error:
+            self._conclude(study, StudyState.FAILED, f"Ray refused the study's job: {error}")
+            return
+        changes = {"reason": None, "attempt_started_at": now, "started_at": study.started_at or now}
+        self._move(study, StudyState.RUNNING, changes, job=job_id, adopted=not submitted or None)
+
+    def _entrypoint(self, study: Study) -> str:
+        return driver_entrypoint(
+            self._settings.driver_python,
+            study_dir=self._settings.study_root(study.id),
+            study_id=study.id,
+            attempt=study.attempt,
+            mlflow_url=self._settings.mlflow_url,
+            data_roots=[str(root) for root in self._settings.data_roots],
+            cache_dir=str(self._settings.cache_dir),
+        )
+
+    def _watch(self, study: Study) -> None:
+        job = self._cluster.job(submission_id(study.name, study.id, study.attempt))
+        if job is not None and not job.status.has_ended:
+            waits = job.status is JobStatus.PENDING
+            self._tell(study, f"Ray has not started the job yet: {job.message}"[:500] if waits else None)
+            return
+        results = self._library.open(study)
+        results.refresh(max_age=0)
+        if job is None:
+            self._next_attempt(study, "Ray does not know the job any more (its head was restarted?)", results.missing)
+        elif job.fatal_reason is not None:
+            self._conclude(study, StudyState.FAILED, job.fatal_reason)
+        elif job.status is JobStatus.SUCCEEDED and results.missing == 0:
+            self._conclude(study, StudyState.COMPLETED, None)
+        else:
+            self._next_attempt(study, _why(job, results.missing), results.missing)
+
+    def _next_attempt(self, study: Study, why: str, missing: int) -> None:
+        used, most = study.attempt - study.first_attempt + 1, self._settings.max_attempts
+        if used < most:
+            reason = f"attempt {used} of {most} ended: {why}"
+            changes = {"attempt": study.attempt + 1, "attempt_started_at": None, "reason": reason}
+            self._move(study, StudyState.QUEUED, changes, reason=reason)
+        elif missing == 0:  # whatever the job died of, every trial has its row
+            self._conclude(study, StudyState.COMPLETED, None)
+        else:
+            what = f"attempt {used} of {most} ended: {why}; {missing} of {study.packs} packs have no results"
+            self._conclude(study, StudyState.FAILED, what)
+
+    def _end_job(self, study: Study) -> None:
+        job_id = submission_id(study.name, study.id, study.attempt)
+        job = self._cluster.job(job_id)
+        if job is not None and not job.status.has_ended:
+            self._cluster.stop(job_id)
+            self._tell(study, None)
+            return
+        self._conclude(study, StudyState.CANCELLED, None)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _conclude(self, study: Study, outcome: StudyState, reason: str | None) -> None:
+        """The job is over: analyse what there is, or end at once where there is nothing."""
+        results = self._library.open(study)
+        results.refresh(max_age=0)
+        if results.any_finished:
+            self._move(study, StudyState.ANALYSING, {"outcome": outcome, "reason": reason}, outcome=outcome)
+        else:
+            self._finish(study, outcome, reason, verdict=None)
+
+    def _analyse(self, study: Study) -> None:
+        if self._analyser.busy_with is None:
+            outcome = StudyState(study.outcome or StudyState.COMPLETED)
+            self._analyser.start(
+                AnalysisTask(
+                    study_id=study.id,
+                    attempt=study.attempt,
+                    root=self._settings.study_root(study.id),
+                    spec=study.spec,
+                    facts=study.facts,
+                    absent=None if outcome is StudyState.COMPLETED else absent_as(outcome),
+                    provenance=_provenance(study, outcome),
+                )
+            )
+            event(log, "analysing", study=study.id)
+            return
+        if self._analyser.busy_with != study.id:
+            return
+        result = self._analyser.poll()
+        if result is None:
+            return
+        outcome, reason = StudyState(study.outcome or StudyState.COMPLETED), study.reason
+        if result.error is not None:
+            trouble = f"the analysis failed: {result.error}"
+            event(log, "analysis failed", level=logging.ERROR, study=study.id, detail=result.error)
+            reason = f"{reason}; {trouble}" if reason else trouble
+            outcome = StudyState.FAILED if outcome is StudyState.COMPLETED else outcome
+        self._finish(study, outcome, reason, result.verdict)
+
+    def _finish(
+        self, study: Study, outcome: StudyState, reason: str | None, verdict: list[dict[str, Any]] | None
+    ) -> None:
+        results = self._library.open(study)
+        results.refresh(max_age=0)
+        progress = results.progress(study) | {"trials_per_second": None, "seconds_left": None}
+        changes = {
+            "reason": reason,
+            "outcome": outcome,
+            "verdict": verdict,
+            "ended_at": datetime.now(UTC),
+            "progress": progress,
+            "published": not results.any_finished and study.mlflow_experiment is None,
+        }
+        self._move(study, outcome, changes, reason=reason)
+
+    def _move(self, study: Study, after: StudyState, changes: Mapping[str, Any], **told: Any) -> None:
+        """Compare-and-set from the state that was seen; a cancel that came in between wins."""
+        if self._store.transition(study.id, StudyState(study.state), after, attempt=study.attempt, changes=changes):
+            event(log, "state", study=study.id, attempt=study.attempt, before=study.state, after=after, **told)
+            self.wake()
+
+    def _tell(self, study: Study, reason: str | None) -> None:
+        """Say why the study waits; an old reason of a QUEUED study (its last attempt's end) may stay."""
+        if study.reason != reason and self._store.note(study, reason=reason):
+            study.reason = reason
+            if reason:
+                event(log, "waiting", study=study.id, state=study.state, reason=reason)
+
+    # -- MLflow ------------------------------------------------------------------------------------
+
+    def _track(self, study: Study) -> None:
+        """Find the study in MLflow and, once it has ended, hand in the verdict: not here, MLflow may be slow."""
+        if self._publication is not None:
+            return
+        if StudyState(study.state).has_ended:
+            needed = not study.published
+        else:
+            needed = study.started_at is not None and study.mlflow_experiment is None
+        not_before, _ = self._pauses.get(study.id, (0.0, 0.0))
+        if not needed or time.monotonic() < not_before:
+            return
+        future: Future[bool] = Future()
+        # A daemon, so that a service told to stop need not wait for MLflow's timeouts.
+        threading.Thread(target=lambda: future.set_result(self._publish(study)), name="publisher", daemon=True).start()
+        self._publication = (study.id, future)
+
+    def _end_publication(self) -> None:
+        """Take note of how the last try went; after one that failed, pause for twice as long as before."""
+        if self._publication is None or not self._publication[1].done():
+            return
+        study_id, future = self._publication
+        self._publication = None
+        if future.result():
+            self._pauses.pop(study_id, None)
+            return
+        shortest, longest = _TRACKING_PAUSE
+        _, pause = self._pauses.get(study_id, (0.0, shortest / 2))
+        pause = min(2 * pause, longest)
+        self._pauses[study_id] = (time.monotonic() + pause, pause)
+
+    def _publish(self, study: Study) -> bool:
+        """In the publishing thread. Returns whether nothing is left to do for now."""
+        try:
+            place = self._tracking.find(study)
+            has_ended = StudyState(study.state).has_ended
+            results = self._library.open(study)
+            results.refresh(max_age=0)
+            if has_ended and not results.is_tracked and self._send_rest(study):
+                self._pauses.pop(study.id, None)  # it takes seconds: look again soon
+            if place is None:
+                return False
+            if study.mlflow_experiment != place.experiment_id:
+                self._store.note(study, mlflow_experiment=place.experiment_id)
+            if not has_ended:
+                return True
+            if place.run_id is None:
+                return False
+            names = (VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
+            files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in names}
+            self._tracking.publish(study, place.run_id, files)
+            if not results.is_tracked:
+                return False  # the verdict is there, packs have yet to follow: look again later
+            self._store.note(study, published=True)
+            event(log, "published", study=study.id, experiment=place.experiment_id)
+        except (TrackingUnavailable, StoreUnavailable, ClusterError, *_STORAGE_ERRORS) as error:
+            event(log, "tracking delayed", study=study.id, detail=str(error))
+            return False
+        except Exception:
+            log.exception("study %s could not be published; it will be tried again", study.id)
+            return False
+        return True
+
+    def _send_rest(self, study: Study) -> bool:
+        """MLflow was away when the study ended: a driver that finds no pack missing sends what MLflow lacks.
+
+        Returns whether such a driver is under way. Only for completed studies: of another, it would run the rest.
+        """
+        if study.state != StudyState.COMPLETED:
+            return False
+        job_id, number = submission_id(study.name, study.id, study.attempt), 1
+        while (job := self._cluster.job(f"{job_id}-tracking{number}")) is not None:
+            if not job.status.has_ended:
+                return True
+            number += 1
+        if self._cluster.submit(f"{job_id}-tracking{number}", self._entrypoint(study), _metadata(study)):
+            event(log, "tracking job submitted", study=study.id, job=f"{job_id}-tracking{number}")
+        return True
+
+
+def _metadata(study: Study) -> dict[str, str]:
+    return {"normstudy_study": study.id, "normstudy_name": study.name, "normstudy_attempt": str(study.attempt)}
+
+
+def _why(job: Job, missing: int) -> str:
+    if job.status is JobStatus.SUCCEEDED:
+        return f"the driver ended as if all was done, but {missing} packs have no results"
+    return job.summary
+
+
+def _provenance(study: Study, outcome: StudyState) -> dict[str, Any]:
+    """What the report says of its own origin."""
+    return {
+        "study_id": study.id,
+        "state": str(outcome),
+        "reason": study.reason,
+        "attempt": study.attempt,
+        "spec_hash": study.spec_hash,
+        "created_at": study.created_at.isoformat(),
+        "started_at": study.started_at.isoformat() if study.started_at else None,
+        "software": software_versions(),
+    }

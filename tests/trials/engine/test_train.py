@@ -1,0 +1,243 @@
+"""A pack's numbers: against solo runs, against plain PyTorch, and one lane against another's ruin."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trials.engine.plain import make_dataset, make_pack, plain_training
+from trials.engine import Dataset, PackRun, Split, train
+from trials.engine.models import initial_parameters
+from trials.records import METRICS, Pack, Reason, TrialResult, TrialState
+
+NORMALISERS = ("none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(pack: Pack, dataset: Dataset, **options) -> tuple[TrialResult, ...]:
+    pack_run = PackRun(pack, dataset, **options)
+    while not pack_run.finished:
+        pack_run.step()
+    return pack_run.results()
+
+
+def solo(pack: Pack, index: int) -> Pack:
+    return replace(pack, trials=(pack.trials[index],))
+
+
+def assert_curves_close(got: TrialResult, expected: dict, tolerance: float) -> None:
+    for metric in METRICS:
+        np.testing.assert_allclose(
+            np.array(got.curves[metric], float), np.array(expected[metric], float), rtol=tolerance, atol=tolerance
+        )
+
+
+SHAPES = [(0, "tanh", 4), (1, "tanh", 1), (1, "relu", 8), (2, "gelu", 4), (3, "leaky_relu", 16), (2, "identity", 64)]
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+@pytest.mark.parametrize(("depth", "activation", "batch_size"), SHAPES)
+def test_lanes_equal_plain_pytorch_over_a_whole_training(normaliser, depth, activation, batch_size):
+    """In float64, where only a wrong formula can make a difference."""
+    if normaliser == "batch_norm" and batch_size == 1:
+        pytest.skip("PyTorch's batch norm refuses a batch of one")
+    pack = make_pack(depth=depth, activation=activation, batch_size=batch_size, normaliser=normaliser)
+    dataset = make_dataset()
+    sizes = [13, *[6] * depth, 5]
+    for result in run(pack, dataset, dtype=torch.float64):
+        expected = plain_training(result.config, dataset, initial_parameters(sizes, result.config.seed), torch.float64)
+        assert_curves_close(result, expected, 1e-8)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+@pytest.mark.parametrize(("depth", "activation"), [(0, "tanh"), (1, "tanh"), (2, "relu"), (3, "gelu")])
+def test_a_lane_equals_its_solo_run_and_plain_pytorch_in_float32(normaliser, depth, activation):
+    pack = make_pack(depth=depth, activation=activation, normaliser=normaliser, rates=[0.02, 0.1])
+    dataset = make_dataset()
+    for index, result in enumerate(run(pack, dataset)):
+        (alone,) = run(solo(pack, index), dataset)
+        assert alone.config == result.config
+        assert_curves_close(result, alone.curves, 2e-4)
+        parameters = initial_parameters([13, *[6] * depth, 5], result.config.seed)
+        assert_curves_close(result, plain_training(result.config, dataset, parameters, torch.float32), 2e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch_size=st.integers(1, 103),
+    samples=st.integers(103, 140),
+    depth=st.integers(0, 2),
+    width=st.integers(1, 9),
+    seeds=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3, unique=True),
+    normaliser=st.sampled_from(["none", "norm_like", "affine_like"]),
+)
+def test_any_shape_equals_plain_pytorch(batch_size, samples, depth, width, seeds, normaliser):
+    pack = make_pack(
+        seeds=seeds, batch_size=batch_size, depth=depth, width=width, normaliser=normaliser, epochs=1, rates=[0.1]
+    )
+    dataset = make_dataset(train=samples)
+    for result in run(pack, dataset, dtype=torch.float64):
+        parameters = initial_parameters([13, *[width] * depth, 5], result.config.seed)
+        assert_curves_close(result, plain_training(result.config, dataset, parameters, torch.float64), 1e-8)
+        assert result.updates == samples // batch_size
+        assert result.samples == samples // batch_size * batch_size
+
+
+@pytest.mark.parametrize("limit", ["_BLOCK_VALUES", "_EVALUATION_VALUES"])
+def test_memory_limits_do_not_change_the_numbers(monkeypatch, limit):
+    pack, dataset = make_pack(seeds=[0, 1, 2], normaliser="batch_norm"), make_dataset()
+    whole = run(pack, dataset, dtype=torch.float64)
+    monkeypatch.setattr(train, limit, 1)
+    if limit == "_BLOCK_VALUES":
+        assert len(PackRun(pack, dataset).trainers) == 3
+    for got, expected in zip(run(pack, dataset, dtype=torch.float64), whole, strict=True):
+        assert_curves_close(got, expected.curves, 1e-9)
+
+
+def test_results_are_complete_and_in_the_packs_order():
+    pack, dataset = make_pack(), make_dataset()
+    results = run(pack, dataset)
+    assert tuple(r.config for r in results) == pack.trials
+    for result in results:
+        assert (result.state, result.reason) == (TrialState.SUCCEEDED, None)
+        assert (result.epochs_completed, result.updates, result.samples) == (3, 75, 300)  # 103 samples: 25 batches of 4
+        assert result.chance_accuracy == 0.2
+        assert set(result.curves) == set(METRICS)
+        assert all(len(curve) == 3 and None not in curve for curve in result.curves.values())
+    best = max(r.final("test_accuracy") or 0 for r in results)
+    assert best > 0.5  # it learns
+
+
+def test_the_epoch_counts_up_to_the_budget_and_no_further():
+    pack_run = PackRun(make_pack(epochs=2), make_dataset())
+    assert (pack_run.epoch, pack_run.finished) == (0, False)
+    pack_run.step()
+    assert (pack_run.epoch, pack_run.finished) == (1, False)
+    with pytest.raises(RuntimeError, match="epoch 1 of 2"):
+        pack_run.results()
+    pack_run.step()
+    assert pack_run.finished
+    with pytest.raises(RuntimeError, match="finished"):
+        pack_run.step()
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_rerun_is_bit_identical(normaliser):
+    pack, dataset = make_pack(normaliser=normaliser, depth=2), make_dataset()
+    assert run(pack, dataset) == run(pack, dataset)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_a_ruined_lane_leaves_the_others_unchanged_to_the_last_bit(normaliser):
+    pack, dataset = make_pack(normaliser=normaliser, depth=2, epochs=4), make_dataset()
+    untouched = run(pack, dataset)
+    pack_run = PackRun(pack, dataset)
+    pack_run.step()
+    (trainer,) = pack_run.trainers
+    with torch.inference_mode():
+        trainer.model.weights[0][0, 6 * 1 + 2, 3] = torch.nan  # lane 1, unit 2
+        trainer.model.weights[2][5, 0, 0] = torch.inf  # lane 5
+    while not pack_run.finished:
+        pack_run.step()
+    results = pack_run.results()
+    for lane in (1, 5):
+        result = results[lane]
+        assert (result.state, result.reason) == (TrialState.DIVERGED, Reason.NON_FINITE_LOSS)
+        assert result.epochs_completed == 2
+        assert (result.updates, result.samples) == (50, 200)
+        for metric in METRICS:
+            assert result.curves[metric] == (untouched[lane].curves[metric][0], None)
+        assert result.chance_accuracy == 0.2
+    for lane in (0, 2, 3, 4):
+        assert results[lane] == untouched[lane]
+
+
+def test_a_learning_rate_that_diverges_is_recorded_beside_one_that_does_not():
+    pack, dataset = make_pack(rates=[0.05, 1e8], activation="relu", depth=2, epochs=5), make_dataset()
+    pack_run = PackRun(pack, dataset)
+    while not pack_run.finished:
+        pack_run.step()
+    assert pack_run.epoch == 5
+    for result in pack_run.results():
+        assert (result.state == TrialState.DIVERGED) == (result.config.learning_rate == 1e8)
+        assert len(result.curves["test_loss"]) == result.epochs_completed
+        for curve in result.curves.values():
+            assert all(value is None or math.isfinite(value) for value in curve)
+
+
+def test_the_run_ends_early_when_every_lane_has_diverged():
+    pack_run = PackRun(make_pack(rates=[1e8], activation="relu", depth=2, epochs=50), make_dataset())
+    while not pack_run.finished:
+        pack_run.step()
+    assert pack_run.epoch < 50
+    assert {r.state for r in pack_run.results()} == {TrialState.DIVERGED}
+
+
+def test_order_depends_on_seed_and_epoch_alone(monkeypatch):
+    """The samples each seed sees, read from the engine, whatever its place, normaliser and learning rates."""
+    dataset = make_dataset()
+    seen: list[np.ndarray] = []
+    original = train.EpochTrainer._train_chunk
+
+    def spy(self, rows):
+        seen.append(rows.numpy().copy())
+        return original(self, rows)
+
+    monkeypatch.setattr(train.EpochTrainer, "_train_chunk", spy)
+    for seeds, normaliser, rates in (
+        ([9], "none", [0.1]),
+        ([3, 9], "affine_like", [0.1, 0.2]),
+        ([9, 3], "none", [0.3]),
+    ):
+        seen.clear()
+        pack_run = PackRun(make_pack(seeds=seeds, rates=rates, normaliser=normaliser), dataset)
+        for epoch in range(2):
+            seen.clear()
+            pack_run.step()
+            order = np.concatenate(seen, axis=1)[seeds.index(9)]
+            np.testing.assert_array_equal(order, np.random.default_rng([9, epoch]).permutation(103)[:100])
+
+
+def test_read_only_shared_arrays_are_used_in_place_and_without_a_warning():
+    dataset = make_dataset()
+    for split in (dataset.train, dataset.validation, dataset.test):
+        for array in split:
+            array.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pack_run = PackRun(make_pack(), dataset)
+    assert pack_run.trainers[0]._inputs.data_ptr() == dataset.train.inputs.ctypes.data
+    before = dataset.train.inputs.copy()
+    pack_run.step()
+    np.testing.assert_array_equal(dataset.train.inputs, before)
+
+
+def test_packs_that_are_not_rectangular_or_too_large_are_refused():
+    pack = make_pack()
+    with pytest.raises(ValueError, match="every seed with every learning rate"):
+        PackRun(replace(pack, trials=pack.trials[:-1]), make_dataset())
+    with pytest.raises(ValueError, match="104 is larger than the 103"):
+        PackRun(make_pack(batch_size=104), make_dataset())
+
+
+def test_accuracy_is_withheld_where_the_loss_is_not_finite():
+    dataset = make_dataset()
+    ruined = dataset.test.inputs.copy()
+    ruined[0] = np.inf
+    dataset = replace(dataset, test=Split(ruined, dataset.test.labels))
+    (result,) = run(make_pack(seeds=[0], rates=[0.1], epochs=1), dataset)
+    assert result.state == TrialState.DIVERGED
+    assert result.curves["test_accuracy"] == (None,)
+    assert result.curves["validation_accuracy"][0] is not None
