@@ -29,7 +29,7 @@ format: .venv/.dev ## put the code into its form
 	$(BIN)/ruff format
 
 bench: .venv/.dev ## measure speed against the ratios to reach
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.engine $(ARGS)
 
 lock: .venv/.dev ## write the installed versions to requirements.lock
 	$(BIN)/python -m pip freeze --exclude-editable > requirements.lock

@@ -100,7 +100,9 @@ def up(
             assert stack.state is not None
             console.print(Text(f"\nReady. The API's documentation: {stack.state.api}/docs"))
             other = "" if stack.folder.root == default_data_dir() else f" --url {stack.state.api}"
-            console.print(Text(f"In another terminal: normstudy submit batch-size-digits --watch{other}"))
+            console.print(
+                Text(f"In another terminal: normstudy submit batch-size-digits --watch{other}"), soft_wrap=True
+            )
             console.print(Text("Ctrl-C stops it; studies stay.", "dim"))
             stack.supervise()
         except Interrupted:

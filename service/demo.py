@@ -44,7 +44,7 @@ def run_demo(console: Console, data_dir: Path, preset: str, *, keep: bool) -> in
                     stack.supervise()
             else:
                 again = f"normstudy up --data-dir {shlex.quote(str(stack.folder.root))}"
-                console.print(Text(f"The study stays; this opens it again: {again}", "dim"))
+                console.print(Text(f"The study stays; this opens it again: {again}", "dim"), soft_wrap=True)
         finally:
             stack.stop()
     return code
@@ -69,8 +69,8 @@ def _study(console: Console, client: Client, stack: Stack, preset: str) -> int:
     console.print()
     console.print(links(study, client.url, more))
     if analysis is None:
-        console.print(Text(f"\nno verdict: {why}", "red"))
+        console.print(Text(f"\nNo verdict: {why}", "red"))
     if study["state"] != "COMPLETED" or analysis is None:
-        console.print(Text(f"logs: {stack.folder.logs}"))
+        console.print(Text(f"logs: {stack.folder.logs}"), soft_wrap=True)
         return 1
     return 0

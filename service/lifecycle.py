@@ -11,37 +11,29 @@ safe to repeat, so a service that was killed between any two lines goes on where
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
-
-from service.analysing import REPORT_FILE, VERDICT_FILE, Analyser, AnalysisTask, software_versions
+from service.analysing import Analyser, AnalysisTask, software_versions
 from service.cluster import (
     Cluster,
-    ClusterError,
     ClusterUnavailable,
     Job,
     JobRefused,
     JobStatus,
-    driver_entrypoint,
     submission_id,
 )
+from service.jobs import submit_driver
 from service.logs import event
 from service.problems import Conflict
-from service.results import Library, absent_as
+from service.publishing import Publisher
+from service.results import STORAGE_ERRORS, Library, absent_as
 from service.settings import Settings
 from service.store import Store, StoreUnavailable, Study, StudyState
-from service.tracking import Tracking, TrackingUnavailable
-from trials.ledger import LedgerError
+from service.tracking import Tracking
 
 log = logging.getLogger(__name__)
-
-_STORAGE_ERRORS = (OSError, LedgerError, pa.ArrowException)
-_TRACKING_PAUSE = (2.0, 60.0)  # seconds between tries of one study: doubled from the first to the second
 
 
 def cancel(store: Store, study_id: str) -> Study:
@@ -107,11 +99,10 @@ class Reconciler:
         analyser: Analyser,
     ):
         self._settings, self._store, self._cluster = settings, store, cluster
-        self._tracking, self._library, self._analyser = tracking, library, analyser
+        self._library, self._analyser = library, analyser
+        self._publisher = Publisher(settings, store, cluster, tracking, library)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
-        self._publication: tuple[str, Future[bool]] | None = None  # one at a time
-        self._pauses: dict[str, tuple[float, float]] = {}  # study → (not before, pause), of MLflow
         self._ray_is_away = ""  # why, within one tick
 
     def start(self) -> None:
@@ -145,9 +136,7 @@ class Reconciler:
             self._guarded(study, self._step)
         if self._analyser.busy_with not in (None, *(study.id for study in studies)):
             self._analyser.close()  # another service on the same database was first
-        self._end_publication()
-        for study in (*studies, *self._store.unpublished()):
-            self._guarded(study, self._track)
+        self._publisher.look([*studies, *self._store.unpublished()])
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -169,7 +158,7 @@ class Reconciler:
         except ClusterUnavailable as error:
             self._ray_is_away = str(error)
             self._tell(study, f"waiting for Ray at {self._settings.ray_dashboard_url}: {error}")
-        except _STORAGE_ERRORS as error:
+        except STORAGE_ERRORS as error:
             self._tell(study, f"waiting for the storage: {error}")
         except Exception:
             log.exception("study %s: a step failed; it will be tried again", study.id)
@@ -196,23 +185,12 @@ class Reconciler:
         job_id = submission_id(study.name, study.id, study.attempt)
         now = datetime.now(UTC)
         try:
-            submitted = self._cluster.submit(job_id, self._entrypoint(study), _metadata(study))
+            submitted = submit_driver(self._cluster, self._settings, study, job_id)
         except JobRefused as error:
             self._conclude(study, StudyState.FAILED, f"Ray refused the study's job: {error}")
             return
         changes = {"reason": None, "attempt_started_at": now, "started_at": study.started_at or now}
         self._move(study, StudyState.RUNNING, changes, job=job_id, adopted=not submitted or None)
-
-    def _entrypoint(self, study: Study) -> str:
-        return driver_entrypoint(
-            self._settings.driver_python,
-            study_dir=self._settings.study_root(study.id),
-            study_id=study.id,
-            attempt=study.attempt,
-            mlflow_url=self._settings.mlflow_url,
-            data_roots=[str(root) for root in self._settings.data_roots],
-            cache_dir=str(self._settings.cache_dir),
-        )
 
     def _watch(self, study: Study) -> None:
         job = self._cluster.job(submission_id(study.name, study.id, study.attempt))
@@ -320,90 +298,6 @@ class Reconciler:
             study.reason = reason
             if reason:
                 event(log, "waiting", study=study.id, state=study.state, reason=reason)
-
-    # -- MLflow ------------------------------------------------------------------------------------
-
-    def _track(self, study: Study) -> None:
-        """Find the study in MLflow and, once it has ended, hand in the verdict: not here, MLflow may be slow."""
-        if self._publication is not None:
-            return
-        if StudyState(study.state).has_ended:
-            needed = not study.published
-        else:
-            needed = study.started_at is not None and study.mlflow_experiment is None
-        not_before, _ = self._pauses.get(study.id, (0.0, 0.0))
-        if not needed or time.monotonic() < not_before:
-            return
-        future: Future[bool] = Future()
-        # A daemon, so that a service told to stop need not wait for MLflow's timeouts.
-        threading.Thread(target=lambda: future.set_result(self._publish(study)), name="publisher", daemon=True).start()
-        self._publication = (study.id, future)
-
-    def _end_publication(self) -> None:
-        """Take note of how the last try went; after one that failed, pause for twice as long as before."""
-        if self._publication is None or not self._publication[1].done():
-            return
-        study_id, future = self._publication
-        self._publication = None
-        if future.result():
-            self._pauses.pop(study_id, None)
-            return
-        shortest, longest = _TRACKING_PAUSE
-        _, pause = self._pauses.get(study_id, (0.0, shortest / 2))
-        pause = min(2 * pause, longest)
-        self._pauses[study_id] = (time.monotonic() + pause, pause)
-
-    def _publish(self, study: Study) -> bool:
-        """In the publishing thread. Returns whether nothing is left to do for now."""
-        try:
-            place = self._tracking.find(study)
-            has_ended = StudyState(study.state).has_ended
-            results = self._library.open(study)
-            results.refresh(max_age=0)
-            if has_ended and not results.is_tracked and self._send_rest(study):
-                self._pauses.pop(study.id, None)  # it takes seconds: look again soon
-            if place is None:
-                return False
-            if study.mlflow_experiment != place.experiment_id:
-                self._store.note(study, mlflow_experiment=place.experiment_id)
-            if not has_ended:
-                return True
-            if place.run_id is None:
-                return False
-            names = (VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
-            files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in names}
-            self._tracking.publish(study, place.run_id, files)
-            if not results.is_tracked:
-                return False  # the verdict is there, packs have yet to follow: look again later
-            self._store.note(study, published=True)
-            event(log, "published", study=study.id, experiment=place.experiment_id)
-        except (TrackingUnavailable, StoreUnavailable, ClusterError, *_STORAGE_ERRORS) as error:
-            event(log, "tracking delayed", study=study.id, detail=str(error))
-            return False
-        except Exception:
-            log.exception("study %s could not be published; it will be tried again", study.id)
-            return False
-        return True
-
-    def _send_rest(self, study: Study) -> bool:
-        """MLflow was away when the study ended: a driver that finds no pack missing sends what MLflow lacks.
-
-        Returns whether such a driver is under way. Only for completed studies: of another, it would run the rest.
-        """
-        if study.state != StudyState.COMPLETED:
-            return False
-        job_id, number = submission_id(study.name, study.id, study.attempt), 1
-        while (job := self._cluster.job(f"{job_id}-tracking{number}")) is not None:
-            if not job.status.has_ended:
-                return True
-            number += 1
-        if self._cluster.submit(f"{job_id}-tracking{number}", self._entrypoint(study), _metadata(study)):
-            event(log, "tracking job submitted", study=study.id, job=f"{job_id}-tracking{number}")
-        return True
-
-
-def _metadata(study: Study) -> dict[str, str]:
-    return {"normstudy_study": study.id, "normstudy_name": study.name, "normstudy_attempt": str(study.attempt)}
 
 
 def _why(job: Job, missing: int) -> str:

@@ -13,7 +13,7 @@ import psutil
 
 from service.places import DataFolder
 from service.ports import HOST
-from service.processes import VARIABLE
+from service.processes import RAY_SESSIONS, VARIABLE
 
 MAX_OBJECT_STORE = 2 * 1024**3
 MIN_OBJECT_STORE = 100 * 1024**2
@@ -55,7 +55,8 @@ def ray_head(
     """A Ray head with its dashboard and Jobs API, every port of it on loopback.
 
     Args:
-        ray_folder: short path (sockets below it must stay within 107 bytes) for Ray's session.
+        ray_folder: short path (sockets below it must stay within 107 bytes) of an existing folder
+            of this user only: Ray opens what it makes in it to everybody.
         client_port: a free port for Ray's client server, which cannot be switched off.
         cpus: cores that studies may use; by default those this process may run on.
     """
@@ -70,7 +71,7 @@ def ray_head(
         "dashboard-agent-listen-port": 0,
         "min-worker-port": 0,
         "max-worker-port": 0,
-        "temp-dir": ray_folder,
+        "temp-dir": ray_folder / RAY_SESSIONS,
         "num-cpus": cpus or usable_cores(),
         "object-store-memory": object_store_bytes(psutil.virtual_memory().total),
         "log-style": "record",

@@ -22,6 +22,8 @@ import psutil
 
 VARIABLE = "NORMSTUDY_STACK"
 RAY_FOLDER_PREFIX = "normstudy-ray-"
+RAY_SESSIONS = "r"
+"""Folder in a stack's Ray folder that is given to Ray; short, for the sockets in it."""
 
 
 def folder_tag(data_dir: Path) -> str:
@@ -106,7 +108,7 @@ def retire_ray_folder(folder: str | Path, logs: str | Path) -> None:
     for name, patterns in kept.items():
         target = Path(logs) / name
         for pattern in patterns:
-            for log in path.glob(f"session_2*/logs/{pattern}"):
+            for log in path.glob(f"{RAY_SESSIONS}/session_2*/logs/{pattern}"):
                 with contextlib.suppress(OSError):  # a full disk must not keep the rest from stopping
                     target.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(log, target / log.name)

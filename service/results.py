@@ -29,6 +29,9 @@ from trials.spec import DataFacts, StudySpec, parse_document, parse_spec
 
 SCALAR_COLUMNS = tuple(name for name in RESULTS_SCHEMA.names if name not in CURVE_COLUMNS)
 
+STORAGE_ERRORS = (OSError, LedgerError, pa.ArrowException)
+"""What reading and writing a study's folder may raise."""
+
 _FRESH_SECONDS = 0.5
 
 _ABSENT = {

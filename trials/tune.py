@@ -5,6 +5,7 @@ What it does not give is the record of the study: the actor itself writes each f
 shard to the ledger, so nothing depends on Tune's own snapshots.
 """
 
+import contextlib
 import logging
 import os
 import platform
@@ -23,7 +24,6 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 import ray
 import torch
 from ray import tune
-from setproctitle import setproctitle
 
 from trials.engine.data import Dataset
 from trials.engine.train import PackRun
@@ -80,7 +80,7 @@ class PackTrainable(tune.Trainable):
         try:
             if self._run is None:
                 self._run = PackRun(self._pack, self._dataset, device=self._device)
-            setproctitle(f"ray::{self._study_name}/{self._pack.label}")
+            _set_process_title(f"ray::{self._study_name}/{self._pack.label}")
             self._run.step()
             done, results, error = self._run.finished, None, None
             if done:
@@ -127,7 +127,7 @@ def run_packs(spec: StudySpec, packs: Sequence[Pack], dataset: Dataset, ledger: 
     """
     resources = {"CPU": spec.resources.cpus_per_pack, "GPU": spec.resources.gpus_per_pack}
     _check_schedulable(resources)
-    trainable = type(_class_name(spec.name), (PackTrainable,), {"__doc__": PackTrainable.__doc__})
+    trainable = _named_trainable(spec.name, resources)
     with_shared = tune.with_parameters(
         trainable,
         packs=tuple(packs),
@@ -138,10 +138,11 @@ def run_packs(spec: StudySpec, packs: Sequence[Pack], dataset: Dataset, ledger: 
         threads=spec.resources.cpus_per_pack,
         device="cuda" if spec.resources.gpus_per_pack else "cpu",
     )
+    with_shared.__qualname__ = trainable.__name__  # of the wrapper: what Ray shows as the actor's class
     in_flight = None if spec.resources.packs_in_flight == "auto" else spec.resources.packs_in_flight
     with tempfile.TemporaryDirectory(prefix="normstudy-tune-") as scratch:
         tuner = tune.Tuner(
-            tune.with_resources(with_shared, resources),
+            with_shared,
             param_space={"pack": tune.grid_search(list(range(len(packs))))},
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
@@ -179,6 +180,20 @@ def _check_schedulable(resources: dict[str, float]) -> None:
     raise Unschedulable(f"a pack asks for {want}, but the cluster's nodes have {have}")
 
 
-def _class_name(study_name: str) -> str:
-    """The study's name as a class name: what Ray's dashboard lists actors by."""
-    return "Pack_" + "".join(c if c.isalnum() else "_" for c in study_name)
+def _named_trainable(study_name: str, resources: dict[str, float]) -> type[PackTrainable]:
+    """`PackTrainable` under the study's name, which is what Ray's dashboard lists actors by.
+
+    The resources are a method of the class and not `tune.with_resources`, which would wrap the
+    class in one of its own name.
+    """
+    name = "Pack_" + "".join(c if c.isalnum() else "_" for c in study_name)
+    bundle = {kind: amount for kind, amount in resources.items() if amount}
+    request = classmethod(lambda cls, config: tune.PlacementGroupFactory([bundle]))
+    return type(name, (PackTrainable,), {"default_resource_request": request})
+
+
+def _set_process_title(title: str) -> None:
+    # Ray's own function: a second library cannot find the title's memory once Ray has written to it.
+    # It is not public, so its absence must not hurt.
+    with contextlib.suppress(AttributeError):
+        ray._raylet.setproctitle(title)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -133,15 +134,32 @@ def test_ray_job_is_named_after_study_and_attempt(client: Client, undisturbed: s
     assert [j["status"] for j in jobs if j["submission_id"] == f"undisturbed-{undisturbed}-a1"] == ["SUCCEEDED"]
 
 
-def test_data_set_is_loaded_once_and_actors_are_reused(
-    client: Client, undisturbed: str, urls: dict[str, str], studies_folder: Path
-):
+def test_data_set_is_loaded_once_and_actors_are_reused(client: Client, undisturbed: str, urls: dict[str, str]):
     log = httpx.get(f"{urls['ray']}/api/jobs/undisturbed-{undisturbed}-a1/logs").json()["logs"]
     assert log.count("data set digits loaded once") == 1
-    actors = httpx.get(f"{urls['ray']}/logical/actors").json()["data"]["actors"].values()
-    mine = [a for a in actors if "Pack_undisturbed" in str(a.get("actorClass"))]
-    assert 1 <= len(mine) <= os.cpu_count()  # 12 packs
-    assert {a["reprName"] for a in mine} == {"undisturbed"}
+    actors = httpx.get(f"{urls['ray']}/api/v0/actors?detail=true").json()["data"]["result"]["result"]
+    mine = [actor for actor in actors if actor["class_name"] == "Pack_undisturbed"]
+    assert 1 <= len(mine) <= (os.cpu_count() or 1) < client.get(undisturbed)["plan"]["packs"]
+    assert {actor["repr_name"] for actor in mine} == {"undisturbed"}
+
+
+def test_ray_dashboard_tells_which_pack_an_actor_trains(client: Client, urls: dict[str, str]):
+    study_id = submit(client, name="seen in Ray", **{**LONG, "training.budget": {"epochs": 60}})
+    until_some_packs(client, study_id)
+    packs = re.compile(r"ray::seen in Ray/(none|batch_norm|norm_like|affine_like)-B(4|8|64)")
+    summary = httpx.get(f"{urls['ray']}/nodes?view=summary").json()["data"]["summary"]
+    page = f"{urls['ray']}/nodes/{summary[0]['raylet']['nodeId']}"
+    deadline = time.monotonic() + 60
+    try:
+        while True:  # the dashboard looks at its processes every few seconds
+            workers = httpx.get(page).json()["data"]["detail"]["workers"]
+            if any(packs.fullmatch(" ".join(worker["cmdline"]).strip()) for worker in workers):
+                return
+            assert time.monotonic() < deadline, workers
+            time.sleep(0.5)
+    finally:
+        client.cancel(study_id)
+        finish(client, study_id)
 
 
 @pytest.mark.parametrize("victim", ["driver", "worker"])

@@ -24,6 +24,7 @@ class FakeRay:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.submissions: list[dict[str, Any]] = []
         self.stops: list[str] = []
+        self.requests = 0
         self.lose_answers = False
         self.answer_with: tuple[int, str] | None = None  # to everything
         self.refuse_with: tuple[int, str] | None = None  # to submissions
@@ -76,6 +77,7 @@ class FakeRay:
         return self.submissions[-1]["submission_id"]
 
     def _get(self, path: str) -> tuple[int, str]:
+        self.requests += 1
         if self.answer_with:
             return self.answer_with
         if path == "/api/version":
@@ -84,6 +86,7 @@ class FakeRay:
         return (200, json.dumps(job)) if job else (404, f"Job {path} does not exist")
 
     def _post(self, path: str, body: bytes) -> tuple[int, str]:
+        self.requests += 1
         if self.answer_with:
             return self.answer_with
         if path == "/api/jobs/":

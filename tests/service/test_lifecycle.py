@@ -218,6 +218,17 @@ def test_ray_away(parts: Services, study: Study, ray: FakeRay, way: str, setting
     assert len(ray.submissions) == 1
 
 
+def test_ray_away_is_found_out_once_a_look(parts: Services, ray: FakeRay):
+    """Each study in turn would wait for its own timeout."""
+    studies = [add_study(parts.store, spec()) for _ in range(3)]
+    for study in studies:
+        tick_until(parts, study, "RUNNING")
+    ray.answer_with, ray.requests = (500, "No available agent"), 0
+    parts.reconciler.tick()
+    assert ray.requests == 1
+    assert all("waiting for Ray" in (parts.store.get(study.id).reason or "") for study in studies)
+
+
 def test_an_answer_that_is_lost_makes_no_second_job(parts: Services, study: Study, ray: FakeRay):
     ray.lose_answers = True
     tick_until(parts, study, "RUNNING")
@@ -355,17 +366,22 @@ def test_of_several_resumes_one_wins(parts: Services, running: Study, ray: FakeR
 
 
 @pytest.mark.parametrize(
-    ("analysis", "reason"),
+    ("analysis", "timeout", "reason"),
     [
-        (helpers.failing, "the analysis failed: ValueError: three is not a number of mine"),
-        (helpers.dying, "the analysis failed: the analysis process ended with status 7"),
-        (helpers.endless, "the analysis failed: the analysis took longer than 3 seconds"),
+        (helpers.failing, 60, "the analysis failed: ValueError: three is not a number of mine"),
+        (helpers.dying, 60, "the analysis failed: the analysis process ended with status 7"),
+        (helpers.endless, 3, "the analysis failed: the analysis took longer than 3 seconds"),
     ],
 )
 def test_an_analysis_that_fails(
-    start: Callable[..., Services], ray: FakeRay, settings: Settings, analysis: Callable[..., None], reason: str
+    start: Callable[..., Services],
+    ray: FakeRay,
+    settings: Settings,
+    analysis: Callable[..., None],
+    timeout: float,
+    reason: str,
 ):
-    parts = start(Analyser(3, analysis))
+    parts = start(Analyser(timeout, analysis))
     study = add_study(parts.store, spec())
     tick_until(parts, study, "RUNNING")
     finish_packs(settings, study, PACKS)

@@ -16,8 +16,11 @@ from service.store import Base, StoreUnavailable
 _START = """
 import sys
 from service.migrate import open_store
-store = open_store(sys.argv[1])
-print(len(store.page(10)))
+print("imported", flush=True)
+for url in sys.stdin.readline().split():
+    store = open_store(url)
+    print(len(store.page(10)), flush=True)
+    store.close()
 """
 
 
@@ -28,21 +31,42 @@ def test_migrations_make_what_the_models_say(database_url: str):
     store.close()
 
 
-def test_simultaneous_first_starts(database_url: str):
-    """Processes, and threads within one."""
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_simultaneous_first_starts(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
+    """Processes that begin at the same moment, on several fresh databases in turn."""
+    if kind == "sqlite":
+        urls = [f"sqlite:///{tmp_path}/{number}/normstudy.db" for number in range(8)]
+    else:
+        urls = [request.getfixturevalue("postgres").new_database() for _ in range(4)]
     processes = [
-        subprocess.Popen([sys.executable, "-c", _START, database_url], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
+        subprocess.Popen(
+            [sys.executable, "-c", _START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
     ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imported\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(" ".join(urls) + "\n")
+        process.stdin.flush()
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert out == "0\n" * len(urls)
+
+
+def test_simultaneous_first_starts_of_threads(database_url: str):
     with ThreadPoolExecutor(6) as pool:
         stores = list(pool.map(lambda _: open_store(database_url), range(6)))
     for store in stores:
         assert store.page(10) == []
         store.close()
-    for process in processes:
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err.decode()
-        assert out == b"0\n"
 
 
 def test_a_database_of_a_later_release_is_refused(database_url: str):

@@ -96,7 +96,7 @@ def test_does_not_end_itself(start: Tagged, tmp_path: Path):
 def test_watchdog_ends_the_rest_when_its_input_closes(start: Tagged, tmp_path: Path):
     tag = processes.new_tag(tmp_path)
     ray_folder = tmp_path / f"{processes.RAY_FOLDER_PREFIX}x"
-    logs = ray_folder / "session_2026" / "logs"
+    logs = ray_folder / processes.RAY_SESSIONS / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs / "job-driver-a.log").write_text("the study's log")
     child = start(f"{tag}ray")

@@ -9,6 +9,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from service.analysing import ATTEMPT_KEY, TRIALS_FILE
 from service.cluster import submission_id
 from service.results import SCALAR_COLUMNS, StudyResults, plain
 from service.settings import Settings
@@ -223,6 +224,19 @@ def test_the_rate_is_that_of_this_attempt(results: tuple[StudyResults, Study, Se
     assert 0 < progress["seconds_left"] < 20
     later = found.progress(study, now=began + timedelta(seconds=1000))
     assert later["seconds_left"] == 0, "it is late, and never below nought"
+
+
+def test_the_table_of_an_earlier_attempt_is_not_shown(results: tuple[StudyResults, Study, Settings]):
+    found, study, settings = results
+    sink = io.BytesIO()
+    before = found.ledger.table(found.plan, absent=(TrialState.LOST, Reason.STUDY_FAILED))
+    pq.write_table(before.replace_schema_metadata({ATTEMPT_KEY: "1"}), sink)
+    found.ledger.write_file(TRIALS_FILE, sink.getvalue())
+    finish_packs(settings, study, PACKS)
+    study.state = "FAILED"
+    assert {row["state"] for _, row in found.rows(study, 100)} == {"lost"}, "the table that was analysed"
+    study.attempt, study.state = 2, "FAILED"  # resumed, trained, and its analysis broke off
+    assert {row["state"] for _, row in found.rows(study, 100)} == {"succeeded"}
 
 
 def test_numbers_that_json_lacks_become_null():

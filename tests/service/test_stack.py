@@ -135,6 +135,11 @@ def test_every_port_is_on_loopback(up: Up):
     assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening)
 
 
+def test_nobody_else_can_look_into_rays_folder(up: Up):
+    assert Path(up.state.ray_folder).stat().st_mode & 0o077 == 0
+    assert up.folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_second_up_says_where_the_first_is(up: Up):
     done = normstudy("up", folder=up.folder)
     assert done.returncode == 1

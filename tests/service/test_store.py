@@ -138,6 +138,10 @@ def test_a_note_does_not_reach_a_study_that_has_moved_on(store: Store):
     store.transition(study.id, StudyState.QUEUED, StudyState.CANCELLING)
     assert not store.note(study, reason="waiting")
     assert store.get(study.id).reason is None
+    back = {"attempt": 2}
+    store.transition(study.id, StudyState.CANCELLING, StudyState.QUEUED, changes=back)
+    assert not store.note(study, reason="waiting"), "the state is the same again, the attempt is not"
+    assert store.get(study.id).reason is None
 
 
 def test_pages_are_newest_first_and_complete(store: Store):

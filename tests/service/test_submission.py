@@ -210,6 +210,13 @@ def test_a_chunked_huge_body_is_413(client: httpx.Client):
     assert answer.status_code == 413
 
 
+def test_a_large_yaml_body_is_413_and_the_same_as_json_is_read(client: httpx.Client):
+    large = document(seeds=list(range(100)), description="x" * 2000)
+    comment = "# " + "x" * 131_072 + "\n"
+    assert post(client, comment + yaml.safe_dump(large), "application/yaml").status_code == 413
+    assert post(client, json.dumps(large) + " " * 131_072, params={"validate_only": "true"}).status_code == 200
+
+
 def test_a_body_at_the_limit_is_read(client: httpx.Client):
     text = json.dumps(SMALLEST)
     assert post(client, text + " " * (1_048_576 - len(text)), params={"validate_only": "true"}).status_code == 200

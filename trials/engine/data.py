@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from filelock import FileLock  # torch brings it
+from filelock import FileLock
 
 from trials.engine.errors import DataError, DataUnavailable
 from trials.engine.images import read_images, read_labels

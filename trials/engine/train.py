@@ -286,7 +286,7 @@ def _steps_per_chunk(rows: int, batch_size: int) -> int:
     Inner products cost as much per sample as chunk/(2·rows) of the map itself, so few rows want
     short chunks; the limits are where longer ones stopped paying (`benchmarks/engine.py`).
     """
-    return max(1, min(128, max(16, rows // 4)) // batch_size)
+    return max(1, min(128, max(32, rows // 4)) // batch_size)
 
 
 def _seeds_per_block(sizes: Sequence[int], lanes_per_seed: int, batch_size: int) -> int:

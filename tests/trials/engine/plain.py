@@ -1,4 +1,4 @@
-"""An independent witness: the same networks as ordinary PyTorch modules, autograd and torch.optim.SGD, one at a time."""
+"""An independent witness: the same networks as ordinary PyTorch modules under torch.optim.SGD, one at a time."""
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ ACTIVATIONS = {
 
 class PlainMap(nn.Module):
     """One affine map with its normaliser, on inputs [B, n]."""
+
+    batch_norm: nn.BatchNorm1d
 
     def __init__(self, weight: Tensor, bias: Tensor, normaliser: str):
         super().__init__()
@@ -43,7 +45,8 @@ class PlainMap(nn.Module):
 class PlainNetwork(nn.Module):
     def __init__(self, parameters: list[tuple[Tensor, Tensor]], normaliser: str, activation: str):
         super().__init__()
-        self.maps = nn.ModuleList(PlainMap(weight, bias, normaliser) for weight, bias in parameters)
+        self.maps = [PlainMap(weight, bias, normaliser) for weight, bias in parameters]
+        self.held = nn.ModuleList(self.maps)  # registers them
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,7 +113,7 @@ def make_pack(seeds: list[int] | None = None, rates: list[float] | None = None, 
     trials = tuple(
         TrialConfig(**content, learning_rate=rate, seed=seed)
         for seed in ([0, 1] if seeds is None else seeds)
-        for rate in ([0.02, 0.1, 0.3] if rates is None else rates)
+        for rate in ([0.005, 0.02, 0.05] if rates is None else rates)
     )
     return Pack("0123456789abcdef", "test", trials)
 

@@ -37,6 +37,8 @@ def test_one_update_of_the_later_maps_and_the_first_maps_gradient_equal_autograd
         torch.testing.assert_close(logits[lane].mT, expected)
         F.cross_entropy(expected, labels, reduction="sum").backward()
         for index, one in enumerate(network.maps):
+            assert one.weight.grad is not None
+            assert one.bias.grad is not None
             step = torch.cat([one.weight.grad, one.bias.grad[:, None]], 1)
             if index == 0:
                 got = first_step[lane // 2].view(2, -1, model.padded)[lane % 2, :, :6]

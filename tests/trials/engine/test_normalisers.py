@@ -78,9 +78,9 @@ def test_hand_written_gradient_passes_gradcheck(name: str):
             return u.clone()
 
         @staticmethod
-        def backward(ctx, gradient):
+        def backward(ctx, *grad_outputs):
             normaliser, u, scale = ctx.held
-            return normaliser.backward(gradient.contiguous(), u, scale).clone()
+            return normaliser.backward(grad_outputs[0].contiguous(), u, scale).clone()
 
     x = torch.randn(7, 5, dtype=F64, generator=torch.Generator().manual_seed(2), requires_grad=True)
     assert torch.autograd.gradcheck(Through.apply, (x,))
@@ -114,7 +114,7 @@ def test_zero_and_random_inputs_give_finite_values_and_gradients(name: str, seed
 @given(seed=st.integers(0, 2**31), size=st.floats(0.01, 100))
 @settings(max_examples=30, deadline=None)
 def test_activation_moves_by_the_papers_multiple_of_the_gradient(name: str, factor, seed: int, size: float):
-    """One sample, one step of gradient descent on [W b] with autograd: Δz = −(multiple) η g, exactly as z is affine in W."""
+    """One sample, one step of gradient descent on [W b]: Δz = −(multiple) η g, exactly, as z is affine in W."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(7, 1, dtype=F64, generator=generator) * size
     target = torch.randn(4, 1, dtype=F64, generator=generator)
