@@ -101,7 +101,7 @@ def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
     except DataUnavailable as error:
         raise Fatal(str(error)) from error
     log.info("data set %s loaded once, checksum %s", spec.data.dataset, dataset.checksum[:16])
-    ray.init(address=arguments.ray_address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=arguments.ray_address, log_to_driver=False, logging_level=logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     fit_started = time.perf_counter()
     try:
@@ -118,7 +118,7 @@ def _write_results(ledger: Ledger, plan: Plan) -> None:
 
 
 def _parse(argv: list[str] | None) -> Any:
-    parser = argparse.ArgumentParser(prog="python -m trials.driver", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m trials.driver", description="Run what is missing of one study.")
     parser.add_argument("--study-dir", required=True, help="path or URI of the study's folder")
     parser.add_argument("--study-id", required=True)
     parser.add_argument("--attempt", type=int, required=True)

@@ -94,7 +94,8 @@ class Ledger:
             LedgerError: where the shard is missing or damaged.
         """
         try:
-            table = pq.read_table(self._shard(pack_key), filesystem=self._fs, partitioning=None)
+            with pq.ParquetFile(self._shard(pack_key), filesystem=self._fs) as file:
+                table = file.read()
         except (OSError, pa.ArrowException) as error:
             raise LedgerError(f"shard {pack_key} cannot be read: {error}") from error
         return table.replace_schema_metadata(None).cast(RESULTS_SCHEMA)

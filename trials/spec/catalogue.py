@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trials.spec.issues import Issue, SpecError
@@ -98,12 +97,12 @@ def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
     try:
         train = sum(pq.read_metadata(f).num_rows for f in files.train)
         test = sum(pq.read_metadata(f).num_rows for f in files.test)
-        highest = [pc.max(pq.read_table(f, columns=[files.label_column]).column(0)).as_py() for f in files.train]
+        labels = [pq.read_table(f, columns=[files.label_column]).column(0) for f in files.train]
         batch = next(pq.ParquetFile(files.train[0]).iter_batches(batch_size=1, columns=[files.image_column]))
         first = batch.column(0)[0].as_py()
         with Image.open(io.BytesIO(first["bytes"])) as image:
             features = image.width * image.height * len(image.getbands())
-        classes = int(max(highest)) + 1
+        classes = int(max(column.to_numpy().max() for column in labels)) + 1
     except Exception as error:
         raise _path_error(f"the image data set in {data.path!r} cannot be read: {error}") from None
     return _split(data, train, test, features, classes)
