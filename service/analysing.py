@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 VERDICT_FILE = "analysis/verdict.json"
 REPORT_FILE = "analysis/report.html"
-TRIALS_FILE = "analysis/trials.parquet"
+RESULTS_FILE = "analysis/results.parquet"
 """Every planned trial of an ended study, in the plan's order: the table that was analysed."""
 
 ATTEMPT_KEY = b"normstudy.attempt"
@@ -72,7 +72,7 @@ def analyse_study(task: AnalysisTask) -> list[dict[str, Any]]:
     table = ledger.table(plan, absent=task.absent)
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({ATTEMPT_KEY: str(task.attempt)}), sink)
-    ledger.write_file(TRIALS_FILE, sink.getvalue().to_pybytes())
+    ledger.write_file(RESULTS_FILE, sink.getvalue().to_pybytes())
     analysis = analyse(table, spec)
     verdict = analysis.to_dict()
     text = json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi_offline import FastAPIOffline
 
 from service import problems
 from service.analysing import Analyser
@@ -48,7 +49,7 @@ def create_app(settings: Settings, analyser: Analyser | None = None) -> FastAPI:
             parts.cluster.close()
             parts.store.close()
 
-    app = FastAPI(
+    app = FastAPIOffline(  # a FastAPI whose /docs brings its own scripts: many clusters see no internet
         title="Normstudy",
         version=metadata.version("normstudy"),
         description="Runs experiments, not just trials: submit a study, follow it, read its verdict.",

@@ -201,6 +201,7 @@ def driver_entrypoint(
     mlflow_url: str,
     data_roots: Sequence[str],
     cache_dir: str,
+    only_tracking: bool = False,
 ) -> str:
     """The shell command of a study's job."""
     words = [python, "-m", "trials.driver", "--study-dir", study_dir, "--study-id", study_id]
@@ -208,6 +209,8 @@ def driver_entrypoint(
     for root in data_roots:
         words += ["--data-root", root]
     words += ["--cache-dir", cache_dir]
+    if only_tracking:
+        words.append("--only-tracking")
     return shlex.join(words)
 
 

@@ -5,7 +5,9 @@ from service.settings import Settings
 from service.store import Study
 
 
-def submit_driver(cluster: Cluster, settings: Settings, study: Study, job_id: str) -> bool:
+def submit_driver(
+    cluster: Cluster, settings: Settings, study: Study, job_id: str, *, only_tracking: bool = False
+) -> bool:
     """Submit the study's driver as the job `job_id`; False where that job exists already.
 
     Raises:
@@ -19,6 +21,7 @@ def submit_driver(cluster: Cluster, settings: Settings, study: Study, job_id: st
         mlflow_url=settings.mlflow_url,
         data_roots=[str(root) for root in settings.data_roots],
         cache_dir=str(settings.cache_dir),
+        only_tracking=only_tracking,
     )
     metadata = {"normstudy_study": study.id, "normstudy_name": study.name, "normstudy_attempt": str(study.attempt)}
     return cluster.submit(job_id, entrypoint, metadata)

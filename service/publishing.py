@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from service.analysing import REPORT_FILE, VERDICT_FILE
+from service.analysing import REPORT_FILE, RESULTS_FILE, VERDICT_FILE
 from service.cluster import Cluster, ClusterError, submission_id
 from service.jobs import submit_driver
 from service.logs import event
@@ -87,7 +87,7 @@ class Publisher:
                 return True
             if place.run_id is None:
                 return False
-            names = (VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
+            names = (RESULTS_FILE, VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
             files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in names}
             self._tracking.publish(study, place.run_id, files)
             if not results.is_tracked:
@@ -103,19 +103,17 @@ class Publisher:
         return True
 
     def _send_rest(self, study: Study) -> bool:
-        """MLflow was away when the study ended: a driver that finds no pack missing sends what MLflow lacks.
+        """MLflow was away when the study ended, or its driver died: another driver sends what MLflow lacks.
 
-        Returns whether such a driver is under way. Only for completed studies: of another, it would run
-        the rest. After some that did not help, the study stays `delayed`; its numbers are in the ledger.
+        Returns whether such a driver is under way. After some that did not help, the study stays
+        `delayed`; its numbers are in the ledger.
         """
-        if study.state != StudyState.COMPLETED:
-            return False
         attempt_id = submission_id(study.name, study.id, study.attempt)
         for number in range(1, _MOST_TRACKING_JOBS + 1):
             job_id = f"{attempt_id}-tracking{number}"
             job = self._cluster.job(job_id)
             if job is None:
-                submit_driver(self._cluster, self._settings, study, job_id)
+                submit_driver(self._cluster, self._settings, study, job_id, only_tracking=True)
                 event(log, "tracking job submitted", study=study.id, job=job_id)
                 return True
             if not job.status.has_ended:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from service.analysing import ATTEMPT_KEY, TRIALS_FILE
+from service.analysing import ATTEMPT_KEY, RESULTS_FILE
 from service.store import Study, StudyState
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan, estimate, make_plan
@@ -228,7 +228,7 @@ class StudyResults:
     def _trials_file(self, study: Study) -> pa.Table | None:
         """What the analysis of this attempt wrote; None where it did not come so far."""
         try:
-            content = self.ledger.read_file(TRIALS_FILE)
+            content = self.ledger.read_file(RESULTS_FILE)
         except LedgerError:
             return None
         file = pq.ParquetFile(pa.BufferReader(content))

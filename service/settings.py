@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from service.places import default_data_dir
+
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address can only mean this machine."""
@@ -34,7 +36,7 @@ class Settings(BaseSettings):
         default=(), description="Names that a Host header may carry beside those of loopback (a tunnel's, a proxy's)."
     )
     data_dir: Path = Field(
-        default_factory=lambda: Path.home() / ".local" / "share" / "normstudy",
+        default_factory=default_data_dir,
         description="Folder under which the defaults of the settings below lie.",
     )
     database_url: str = Field(

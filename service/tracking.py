@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from service.store import Study, StudyState
+from trials.records import experiment_name
 
 _RUN_STATUS = {StudyState.COMPLETED: "FINISHED", StudyState.FAILED: "FAILED", StudyState.CANCELLED: "KILLED"}
 
@@ -30,11 +31,6 @@ class StudyRun:
 
     experiment_id: str
     run_id: str | None  # of the parent run, which the driver makes after the experiment
-
-
-def experiment_name(study_name: str, study_id: str) -> str:
-    """The name of a study's experiment: the id keeps studies of one name apart."""
-    return f"{study_name} ({study_id})"
 
 
 class Tracking:
@@ -52,7 +48,7 @@ class Tracking:
             return False
 
     def experiment_link(self, experiment_id: str) -> str:
-        return f"{self.url}/#/experiments/{experiment_id}"
+        return f"{self.url}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
     def find(self, study: Study) -> StudyRun | None:
         """Where the study is, if the driver has published anything of it.

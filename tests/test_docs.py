@@ -27,3 +27,14 @@ def test_relative_links_lead_somewhere(page: str):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text()):
         if "://" not in target:
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+
+
+def test_every_setting_is_documented():
+    from service.settings import Settings
+
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `NORMSTUDY_")]
+    documented = {line.split("`")[1]: line for line in rows}
+    assert set(documented) == {f"NORMSTUDY_{name.upper()}" for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        assert str(field.description) in documented[f"NORMSTUDY_{name.upper()}"]

@@ -1,4 +1,4 @@
-"""Entry point of a study's Ray job: plan − ledger → run the missing packs → results.parquet.
+"""Entry point of a study's Ray job: plan − ledger → run the missing packs.
 
     python -m trials.driver --study-dir URI --study-id ID --attempt N --mlflow-url URL …
 
@@ -16,9 +16,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trials.ledger import Ledger
 from trials.plan import Plan, make_plan
@@ -54,6 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
         plan = make_plan(spec, facts_for(spec.data, arguments.data_root))
     except SpecError as error:  # it was valid when submitted: files under a data root have gone since
         raise Fatal(str(error)) from error
+    if arguments.only_tracking:
+        return _track(arguments, spec, plan, ledger)
     missing = ledger.missing(plan)
     log.info("%s: %d of %d packs to run, %d trials planned", spec.name, len(missing), len(plan.packs), plan.trials)
     tracker = Tracker(ledger, plan, spec, arguments.study_id, arguments.mlflow_url)
@@ -68,7 +67,6 @@ def _run(arguments: argparse.Namespace) -> int:
         tracker.stop()
         log.error("%d packs have no results: %s", len(left), ", ".join(pack.label for pack in left[:10]))
         return EXIT_INCOMPLETE
-    _write_results(ledger, plan)
     tracking_is_current = tracker.finish()
     account = {
         "attempt": arguments.attempt,
@@ -84,6 +82,15 @@ def _run(arguments: argparse.Namespace) -> int:
     ledger.write_file(f"attempts/{arguments.attempt}.json", json.dumps(account, indent=1).encode())
     log.info("ended: %s", json.dumps(account))
     return 0
+
+
+def _track(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: Ledger) -> int:
+    """Send MLflow what it lacks of a study that has ended, however it ended; trains nothing."""
+    tracker = Tracker(ledger, plan, spec, arguments.study_id, arguments.mlflow_url)
+    tracker.start()
+    is_current = tracker.finish()
+    log.info("%d trials sent to MLflow, which has %s", tracker.trials_sent, "all" if is_current else "not all")
+    return 0 if is_current else EXIT_INCOMPLETE
 
 
 def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: Ledger) -> float:
@@ -111,12 +118,6 @@ def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
     return time.perf_counter() - fit_started
 
 
-def _write_results(ledger: Ledger, plan: Plan) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(ledger.table(plan), sink)
-    ledger.write_file("results.parquet", sink.getvalue().to_pybytes())
-
-
 def _parse(argv: list[str] | None) -> Any:
     parser = argparse.ArgumentParser(prog="python -m trials.driver", description="Run what is missing of one study.")
     parser.add_argument("--study-dir", required=True, help="path or URI of the study's folder")
@@ -125,6 +126,7 @@ def _parse(argv: list[str] | None) -> Any:
     parser.add_argument("--mlflow-url", required=True)
     parser.add_argument("--data-root", type=Path, action="append", default=[], help="may be given several times")
     parser.add_argument("--cache-dir", type=Path, required=True, help="where downloaded data sets are kept")
+    parser.add_argument("--only-tracking", action="store_true", help="send MLflow what it lacks, train nothing")
     parser.add_argument("--ray-address", default="auto", help="the cluster to join (default: the job's own)")
     return parser.parse_args(argv)
 

@@ -4,8 +4,9 @@
         spec.json            written by the service at submission
         shards/<pack>.parquet   written by the driver, once, when a pack has ended
         tracked/<pack>.json     written by the tracking thread once MLflow has the pack
-        results.parquet      all shards in the plan's order, written at the study's end
-        analysis/…           verdict.json and report.html, written by the service
+        attempts/<n>.json    where an attempt's time went, written by its driver
+        analysis/…           results.parquet (all trials in the plan's order), verdict.json and report.html,
+                             written by the service when the study has ended
 
 *Run a study* always means: plan − ledger → run the missing packs. Any file system that
 pyarrow knows (local, NFS, S3) will do; a file is visible whole or not at all.

@@ -191,6 +191,11 @@ def results_table(pack_key_of: Sequence[str], results: Sequence[TrialResult]) ->
     return pa.Table.from_pylist(rows, schema=RESULTS_SCHEMA)
 
 
+def experiment_name(study_name: str, study_id: str) -> str:
+    """The name of a study's MLflow experiment; the id keeps studies of one name apart."""
+    return f"{study_name} ({study_id})"
+
+
 def _encode(config: TrialConfig) -> str:
     return json.dumps({name: getattr(config, name) for name in _CONFIG_FIELDS}, sort_keys=True, separators=(",", ":"))
 

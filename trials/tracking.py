@@ -16,7 +16,7 @@ from typing import Any
 
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan
-from trials.records import METRICS, RESULTS_SCHEMA, Pack
+from trials.records import METRICS, RESULTS_SCHEMA, Pack, experiment_name
 from trials.spec import StudySpec
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,6 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # costs
 _PARAMETERS = tuple(n for n in RESULTS_SCHEMA.names[3 : RESULTS_SCHEMA.get_field_index("state")] if n != "path")
 _RUN_STATUS = {"succeeded": "FINISHED", "diverged": "FINISHED", "pruned": "FINISHED", "cancelled": "KILLED"}
 _POLL_SECONDS = 0.5
-
-
-def experiment_name(study_name: str, study_id: str) -> str:
-    """The name of a study's MLflow experiment; the id keeps two studies of one name apart."""
-    return f"{study_name} ({study_id})"
 
 
 class Tracker:
@@ -63,7 +58,7 @@ class Tracker:
         self._thread.start()
 
     def finish(self) -> bool:
-        """Send the rest and `results.parquet`; give up after `patience` without an answer.
+        """Send the rest; give up after `patience` seconds without an answer.
 
         Returns whether MLflow now has everything.
         """
@@ -86,7 +81,6 @@ class Tracker:
                 self._send_all()
                 silent_since = None
                 if last_round:
-                    self._send_results()
                     return
             except Exception as error:  # whatever MLflow or the network does, training must not notice
                 if silent_since is None:
@@ -126,7 +120,8 @@ class Tracker:
         self._client = MlflowClient(tracking_uri=self._url)
         name = experiment_name(self._spec.name, self._study_id)
         experiment = self._client.get_experiment_by_name(name)
-        tags = {"normstudy.study_id": self._study_id}
+        # The kind makes MLflow's page open on runs and their comparison, not on traces.
+        tags = {"normstudy.study_id": self._study_id, "mlflow.experimentKind": "custom_model_development"}
         if self._spec.description:
             tags["mlflow.note.content"] = self._spec.description
         self._experiment_id = (
@@ -209,18 +204,6 @@ class Tracker:
             )
         self._client.set_terminated(run_id, _status(row["state"]), end)
         return run_id
-
-    def _send_results(self) -> None:
-        """Attach the whole table to the study's run; done once all packs are there."""
-        import tempfile
-
-        if not self._is_current() or not self._ledger.has_file("results.parquet"):
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/results.parquet"
-            with open(path, "wb") as file:
-                file.write(self._ledger.read_file("results.parquet"))
-            self._client.log_artifact(self._parent_id, path)
 
 
 def _metrics(row: dict[str, Any], start: int, end: int, metric_type: Any) -> Sequence[Any]:

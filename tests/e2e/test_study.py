@@ -93,7 +93,7 @@ def test_study_ends_with_a_verdict(client: Client, undisturbed: str):
 def test_export_holds_the_results_table(client: Client, undisturbed: str, studies_folder: Path):
     table = results(client, undisturbed)
     assert table.schema.names == RESULTS_SCHEMA.names
-    assert table.equals(pq.read_table(studies_folder / undisturbed / "results.parquet"))
+    assert table.equals(pq.read_table(studies_folder / undisturbed / "analysis" / "results.parquet"))
     assert set(table["state"].to_pylist()) <= {"succeeded", "diverged"}
     listed = list(client.trials(undisturbed))
     assert [t["trial_key"] for t in listed] == table["trial_key"].to_pylist()

@@ -99,7 +99,7 @@ def test_a_finished_job_is_analysed_for_real(start: Callable[..., Services], ray
     ledger = Ledger(settings.study_root(study.id))
     assert b'"schema": 1' in ledger.read_file("analysis/verdict.json")
     assert b"<html" in ledger.read_file("analysis/report.html")
-    assert ledger.has_file("analysis/trials.parquet")
+    assert ledger.has_file("analysis/results.parquet")
 
 
 def test_success_without_all_results_is_tried_again(parts: Services, running: Study, ray: FakeRay, settings: Settings):

@@ -9,7 +9,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from service.analysing import ATTEMPT_KEY, TRIALS_FILE
+from service.analysing import ATTEMPT_KEY, RESULTS_FILE
 from service.cluster import submission_id
 from service.results import SCALAR_COLUMNS, StudyResults, plain
 from service.settings import Settings
@@ -231,7 +231,7 @@ def test_the_table_of_an_earlier_attempt_is_not_shown(results: tuple[StudyResult
     sink = io.BytesIO()
     before = found.ledger.table(found.plan, absent=(TrialState.LOST, Reason.STUDY_FAILED))
     pq.write_table(before.replace_schema_metadata({ATTEMPT_KEY: "1"}), sink)
-    found.ledger.write_file(TRIALS_FILE, sink.getvalue())
+    found.ledger.write_file(RESULTS_FILE, sink.getvalue())
     finish_packs(settings, study, PACKS)
     study.state = "FAILED"
     assert {row["state"] for _, row in found.rows(study, 100)} == {"lost"}, "the table that was analysed"

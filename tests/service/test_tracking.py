@@ -9,14 +9,14 @@ from mlflow import MlflowClient
 from service.services import Services
 from service.settings import Settings
 from service.store import Study
-from service.tracking import Tracking, TrackingUnavailable, experiment_name
+from service.tracking import Tracking, TrackingUnavailable
 from tests.mlflow_server import MlflowServer, mlflow_server
 from tests.service.fake_ray import FakeRay
 from tests.service.helpers import add_study, finish_packs, plan_of, services_for, settings_for, study_from, tick_until
 from tests.studies import spec
 from trials.ledger import Ledger
 from trials.tracking import Tracker
-from trials.tracking import experiment_name as driver_experiment_name
+from trials.records import experiment_name
 
 PACKS = plan_of(spec()).packs
 
@@ -54,10 +54,6 @@ def until_published(parts: Services, study: Study) -> Study:
         parts.reconciler.tick()
         time.sleep(0.05)
     return seen
-
-
-def test_driver_and_service_agree_on_the_name():
-    assert experiment_name("a b", "s1") == driver_experiment_name("a b", "s1")
 
 
 def test_a_study_of_which_nothing_is_published(mlflow: MlflowServer):

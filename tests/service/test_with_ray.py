@@ -143,7 +143,7 @@ def test_a_study_from_submission_to_verdict(parts: Services, settings: Settings)
     assert done.verdict is not None
     assert done.progress is not None
     assert done.progress["trials_done"] == 16
-    assert Ledger(settings.study_root(study.id)).has_file("results.parquet")
+    assert Ledger(settings.study_root(study.id)).has_file("analysis/results.parquet")
 
 
 LONG = {"training.budget": {"epochs": 3000}, "space.batch_size": [4, 64]}

@@ -9,7 +9,8 @@ from tests.mlflow_server import MlflowServer, mlflow_server
 from tests.studies import plan, spec
 from tests.trials.test_ledger import results_of
 from trials.ledger import Ledger
-from trials.tracking import Tracker, experiment_name
+from trials.records import experiment_name
+from trials.tracking import Tracker
 
 PROVENANCE = {"started_at": "2026-12-01T08:00:00+00:00", "seconds": 2.0}
 
@@ -43,7 +44,6 @@ def fill(ledger: Ledger, packs) -> None:
 
 def test_every_trial_becomes_one_run_that_compares(server: MlflowServer, ledger: Ledger):
     fill(ledger, plan().packs)
-    ledger.write_file("results.parquet", b"table")
     sender = tracker(ledger, "one", server.url)
     sender.start()
     assert sender.finish()
@@ -65,7 +65,7 @@ def test_every_trial_becomes_one_run_that_compares(server: MlflowServer, ledger:
     client = MlflowClient(tracking_uri=server.url)
     history = client.get_metric_history(children[0].info.run_id, "test_accuracy")
     assert [m.step for m in history] == [1]
-    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"spec.json", "results.parquet"}
+    assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"spec.json"}
 
 
 def test_half_sent_pack_is_completed_without_a_second_run(server: MlflowServer, ledger: Ledger):
