@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOCK := $(wildcard requirements.lock)
-PIP := $(BIN)/python -m pip install --disable-pip-version-check $(LOCK:%=-c %)
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(LOCK:%=-c %)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format bench lock clean
@@ -45,7 +45,7 @@ clean: ## remove caches and build products; .venv and studies stay
 
 # The stamps are made anew when what is to be installed has changed.
 .venv/.runtime: pyproject.toml $(LOCK) | .venv/bin/python
-	@echo "Installing Normstudy into .venv; the first time this fetches some gigabytes (torch)."
+	@echo "Installing Normstudy into .venv; the first time this takes minutes and some gigabytes (torch)."
 	$(PIP) -e .
 	@touch $@
 

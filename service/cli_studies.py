@@ -81,7 +81,7 @@ def submit(
             return
         console.print(Text.assemble("Submitted ", (study["name"], "bold"), f" ({study['id']})"))
         console.print(plan_text(study["plan"]))
-        console.print(links(study, client.url))
+        console.print(links(study, client.url), soft_wrap=True)
         console.print(Text(f"Follow it with: normstudy watch {study['id']}", "dim"))
 
 
@@ -110,7 +110,7 @@ def list_studies(
 @commands.command(rich_help_panel=PANEL)
 def show(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
     """Show one study: its state, and its verdict once there is one."""
-    from service.rendering import study_details, verdict
+    from service.rendering import links, study_details, verdict
 
     with _client(url) as client:
         found = client.find(study)
@@ -119,7 +119,9 @@ def show(study: StudyReference, url: Url = None, as_json: AsJson = False) -> Non
             _print_json({**found, "analysis": analysis})
             return
         console = make_console()
-        console.print(study_details(found, client.url))
+        console.print(study_details(found))
+        console.print()
+        console.print(links(found, client.url), soft_wrap=True)
         if analysis is not None:
             console.print(verdict(analysis))
 
@@ -266,7 +268,7 @@ def _follow(console: "Console", client: "Client", study: "Study", *, as_json: bo
     else:
         console.print(outcome(ended, analysis))
         console.print()
-        console.print(links(ended, client.url))
+        console.print(links(ended, client.url), soft_wrap=True)
     return OK if ended["state"] == "COMPLETED" and analysis is not None else FAILED
 
 

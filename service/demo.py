@@ -54,6 +54,7 @@ def _study(console: Console, client: Client, stack: Stack, preset: str) -> int:
     study = client.submit(client.preset(preset)["text"])
     trials = study["plan"]["trials"]
     console.print(Text.assemble("\nSubmitted ", (study["name"], "bold"), f" ({study['id']}): {trials} trials"))
+    console.print(Text(f"{(study['description'] or '').strip()}\n", "dim"))
 
     with ProgressView(console) as view:
         study = client.wait(study["id"], each=view, meanwhile=stack.tend, pause=0.5)
@@ -67,7 +68,7 @@ def _study(console: Console, client: Client, stack: Stack, preset: str) -> int:
     report = stack.folder.studies / study["id"] / "analysis" / "report.html"
     more = [("report file", str(report))] if report.exists() else []
     console.print()
-    console.print(links(study, client.url, more))
+    console.print(links(study, client.url, more), soft_wrap=True)
     if analysis is None:
         console.print(Text(f"\nNo verdict: {why}", "red"))
     if study["state"] != "COMPLETED" or analysis is None:

@@ -196,7 +196,9 @@ class Reconciler:
         job = self._cluster.job(submission_id(study.name, study.id, study.attempt))
         if job is not None and not job.status.has_ended:
             waits = job.status is JobStatus.PENDING
-            self._tell(study, f"Ray has not started the job yet: {job.message}"[:500] if waits else None)
+            # Ray's message adds something only where resources or an environment are waited for.
+            more = job.message.strip().removeprefix("Job has not started yet.").strip()
+            self._tell(study, f"Ray is starting the job. {more}".strip()[:500] if waits else None)
             return
         results = self._library.open(study)
         results.refresh(max_age=0)

@@ -190,19 +190,18 @@ def answers(analysis: Mapping[str, Any]) -> RenderableType:
     return grid if analysis["hypotheses"] else Text("The study states no hypothesis.", "dim")
 
 
-def links(study: Study, url: str, more: Sequence[tuple[str, str]] = ()) -> Table:
-    """Where to look further; a link that the service gives as a path is completed with its address."""
+def links(study: Study, url: str, more: Sequence[tuple[str, str]] = ()) -> Text:
+    """Where to look further; a link that the service gives as a path is completed with its address.
+
+    To be printed with `soft_wrap=True`: an address that was broken over two lines cannot be opened.
+    """
     wanted = [("report", "report"), ("study", "self"), ("Ray", "ray_job"), ("MLflow", "mlflow_experiment")]
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
     rows = [(label, urljoin(f"{url}/", link)) for label, key in wanted if (link := study["links"].get(key))]
-    for label, place in [*more, *rows]:
-        grid.add_row(label, Text(place))
-    return grid
+    lines = [Text.assemble((f"{label:<13}", "dim"), place) for label, place in [*more, *rows]]
+    return Text("\n").join(lines)
 
 
-def study_details(study: Study, url: str) -> RenderableType:
+def study_details(study: Study) -> RenderableType:
     """`normstudy show`, above the verdict."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
@@ -221,7 +220,7 @@ def study_details(study: Study, url: str) -> RenderableType:
     blocks: list[RenderableType] = [headline(study)]
     if study["description"]:
         blocks.append(Padding(Text(study["description"].strip(), "dim"), (0, 0, 0, 2)))
-    return Group(*blocks, "", grid, "", links(study, url))
+    return Group(*blocks, "", grid)
 
 
 def studies_table(studies: Sequence[Study]) -> RenderableType:

@@ -35,6 +35,9 @@ from trials.spec import StudySpec
 log = logging.getLogger(__name__)
 
 LOST_WORKER_RETRIES = 2
+STEP_SECONDS = 1.0
+"""A step trains whole epochs for about this long: each report costs the driver some 10 ms, and a study
+of small packs has thousands of epochs."""
 
 
 class Unschedulable(RuntimeError):
@@ -42,7 +45,7 @@ class Unschedulable(RuntimeError):
 
 
 class PackTrainable(tune.Trainable):
-    """Trains one pack, an epoch per `step`, and writes its shard when it has ended.
+    """Trains one pack, some epochs per `step`, and writes its shard when it has ended.
 
     An exception inside the training is a result (`failed`, with the traceback in the shard's
     provenance and the log): the same pack would raise again. Anything else that goes wrong
@@ -82,7 +85,8 @@ class PackTrainable(tune.Trainable):
             if self._run is None:
                 self._run = PackRun(self._pack, self._dataset, device=self._device)
             _set_process_title(f"ray::{self._study_name}/{self._pack.label}")
-            self._run.step()
+            while not self._run.finished and time.perf_counter() - started < STEP_SECONDS:
+                self._run.step()
             done, results, error = self._run.finished, None, None
             if done:
                 results = self._run.results()

@@ -16,7 +16,6 @@ from tests.service.helpers import add_study, finish_packs, plan_of, services_for
 from tests.studies import spec
 from trials.ledger import Ledger
 from trials.tracking import Tracker
-from trials.records import experiment_name
 
 PACKS = plan_of(spec()).packs
 
