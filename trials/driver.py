@@ -100,12 +100,12 @@ def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
         return 0.0
     import ray
 
-    from trials.engine.data import DataUnavailable, load
+    from trials.engine.data import DataError, load
     from trials.tune import Unschedulable, run_packs
 
     try:
         dataset = load(spec.data, arguments.data_root, arguments.cache_dir)
-    except DataUnavailable as error:
+    except (DataError, SpecError) as error:
         raise Fatal(str(error)) from error
     log.info("data set %s loaded once, checksum %s", spec.data.dataset, dataset.checksum[:16])
     ray.init(address=arguments.ray_address, log_to_driver=False, logging_level=logging.ERROR)
