@@ -3,8 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.result import ArmJudgement, ArmVerdict, HypothesisResult, Interval, StudyVerdict
-from analysis.wording import CLAIMS, arm_name, band, counted, level, listed, points_interval, probability, slope_text
+from analysis.result import (
+    ArmJudgement,
+    ArmVerdict,
+    HypothesisResult,
+    Interval,
+    RateDirection,
+    RateSlope,
+    StudyVerdict,
+)
+from analysis.wording import (
+    CLAIMS,
+    arm_name,
+    band,
+    counted,
+    level,
+    listed,
+    points_interval,
+    probability,
+    rates_text,
+    slope_text,
+)
 from trials.spec import BatchSizeSlope
 
 
@@ -61,14 +80,57 @@ def judge_arm(
     return "undecided", reason
 
 
+def rate_direction(interval: Interval | None, smallest_slope: float) -> RateDirection:
+    """What one learning rate's interval says by itself; see `RateSlope`."""
+    if interval is None:
+        return "unclear"
+    low, high = interval
+    if -smallest_slope <= low and high <= smallest_slope:
+        return "flat"
+    return "falls" if high < 0 else "rises" if low > 0 else "unclear"
+
+
+def judgement(
+    normaliser: str,
+    slope: float | None,
+    interval: Interval | None,
+    p_values: tuple[float | None, float | None],
+    verdict: tuple[ArmVerdict, str],
+    rates: Sequence[RateSlope],
+) -> ArmJudgement:
+    """An arm's verdict together with where it comes from: the learning rates at which it falls and rises.
+
+    The verdict stays that of the combined slope, which is the design's estimator; where accuracy falls at
+    one learning rate and rises at another, the reason says so.
+
+    Args:
+        p_values: Holm-adjusted, of the permutation test and of the test over seeds.
+        verdict: what `judge_arm` returned.
+    """
+    falls_at = tuple(rate.learning_rate for rate in rates if rate.direction == "falls")
+    rises_at = tuple(rate.learning_rate for rate in rates if rate.direction == "rises")
+    word, reason = verdict
+    if falls_at and rises_at:
+        differs = (
+            "the direction differs between learning rates" if word == "undecided" else "not at every learning rate"
+        )
+        reason += f"; {differs}: accuracy {rates_text(falls_at, rises_at)}"
+    return ArmJudgement(normaliser, slope, interval, *p_values, word, reason, falls_at, rises_at)
+
+
 def judge_hypothesis(index: int, hypothesis: BatchSizeSlope, judgements: Sequence[ArmJudgement]) -> HypothesisResult:
     """Supported where every named arm has the claimed direction, contradicted where some named arm is
     decided otherwise, undecided in all other cases. `judgements` are of the named arms, in order.
+
+    A mixed arm (accuracy falls at one learning rate and rises at another) counts as undecided: a claim about
+    fixed learning rates is not settled by a mean over rates that disagree. This only ever withholds an
+    answer, so it cannot raise the error rate.
     """
     claimed = hypothesis.direction
-    against = [j for j in judgements if j.verdict not in (claimed, "undecided")]
-    unsettled = [j for j in judgements if j.verdict == "undecided"]
-    verdict: StudyVerdict = "contradicted" if against else "undecided" if unsettled else "supported"
+    settled = [j for j in judgements if j.verdict != "undecided" and not j.mixed]
+    verdict: StudyVerdict = "supported" if len(settled) == len(judgements) else "undecided"
+    if any(j.verdict != claimed for j in settled):
+        verdict = "contradicted"
     return HypothesisResult(
         index=index,
         kind=hypothesis.kind,
@@ -77,7 +139,8 @@ def judge_hypothesis(index: int, hypothesis: BatchSizeSlope, judgements: Sequenc
         smallest_slope=hypothesis.smallest_slope,
         alpha=hypothesis.alpha,
         verdict=verdict,
-        sentence=_sentence(hypothesis, verdict, judgements),
+        sentence=_sentence(hypothesis, verdict, judgements) + _differences(judgements),
+        mixed_over_learning_rates=any(j.mixed for j in judgements),
         judgements=tuple(judgements),
         verdict_excluding_diverged=None,
         sensitive_to_diverged=False,
@@ -104,9 +167,9 @@ def _sentence(hypothesis: BatchSizeSlope, verdict: StudyVerdict, judgements: Seq
     claim = f"test accuracy {CLAIMS[hypothesis.direction]}"
     if hypothesis.direction == "flat":
         claim += f" by more than {band(hypothesis.smallest_slope)[1:]} points per doubling"
-    agree = [j for j in judgements if j.verdict == hypothesis.direction]
-    against = [j for j in judgements if j.verdict not in (hypothesis.direction, "undecided")]
-    unsettled = [j for j in judgements if j.verdict == "undecided"]
+    unsettled = [j for j in judgements if j.verdict == "undecided" or j.mixed]
+    agree = [j for j in judgements if j not in unsettled and j.verdict == hypothesis.direction]
+    against = [j for j in judgements if j not in unsettled and j.verdict != hypothesis.direction]
     if verdict == "supported":
         return f"Supported: {claim} for {of(agree)}."
     if verdict == "contradicted":
@@ -119,8 +182,20 @@ def _sentence(hypothesis: BatchSizeSlope, verdict: StudyVerdict, judgements: Seq
     return text + "."
 
 
+def _differences(judgements: Sequence[ArmJudgement]) -> str:
+    """ " The direction differs between learning rates: for … it falls at … and rises at …."; arms alike together."""
+    alike: dict[str, list[str]] = {}
+    for j in judgements:
+        if j.mixed:
+            alike.setdefault(rates_text(j.falls_at, j.rises_at), []).append(arm_name(j.normaliser))
+    groups = [f"for {listed(names)} it {rates}" for rates, names in alike.items()]
+    return f" The direction differs between learning rates: {'; '.join(groups)}." if groups else ""
+
+
 def _arm_text(judgement: ArmJudgement, alpha: float, said: bool) -> str:
     numbers = slope_text(judgement.slope, judgement.interval, judgement.p_holm, alpha)
+    if judgement.mixed and judgement.verdict != "undecided":
+        return f"{arm_name(judgement.normaliser)} (combined slope {judgement.verdict}, {numbers})"
     if judgement.verdict == "undecided" and judgement.interval is None:
         numbers += f"; {judgement.reason}" if judgement.slope is not None else f": {judgement.reason}"
     return f"{arm_name(judgement.normaliser)} ({f'{judgement.verdict}, ' if said else ''}{numbers})"

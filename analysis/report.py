@@ -80,6 +80,7 @@ def _environment() -> jinja2.Environment:
     for name in ("points", "points_interval", "band", "percent", "probability", "correlation", "level", "listed"):
         environment.filters[name] = getattr(wording, name)
     environment.filters["drawing"] = _drawing
+    environment.filters["rate_name"] = lambda rate: "–" if rate is None else f"{rate:g}"
     environment.globals.update(counted=wording.counted)
     return environment
 

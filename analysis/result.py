@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 Interval = tuple[float, float]
 ArmVerdict = Literal["negative", "positive", "flat", "undecided"]
+RateDirection = Literal["falls", "rises", "flat", "unclear"]
 StudyVerdict = Literal["supported", "contradicted", "undecided"]
 
 DECIMALS = 6
@@ -42,10 +43,24 @@ class CurvePoint(_Record):
 
 
 @dataclass(frozen=True)
-class RateCurve(_Record):
-    """The curve within one learning rate; the rate is None where the table has none."""
+class RateSlope(_Record):
+    """The slope within one learning rate, over the other strata axes; the rate is None where the table has none.
+
+    Descriptive: each interval stands alone, without adjustment over learning rates or arms. A rate is
+    `flat` where its whole interval lies within ± the smallest slope of interest, `falls` or `rises` where
+    the interval excludes zero otherwise, `unclear` in all other cases and where there is no interval.
+    """
 
     learning_rate: float | None
+    slope: float | None
+    interval: Interval | None  # at 1 − alpha of the arm or hypothesis it is given for
+    direction: RateDirection
+
+
+@dataclass(frozen=True)
+class RateResult(RateSlope):
+    """One learning rate of one arm: its slope, and its curve."""
+
     curve: tuple[CurvePoint, ...]
 
 
@@ -61,6 +76,7 @@ class ExcludingDiverged(_Record):
     n_trials: int
     verdict: ArmVerdict
     reason: str
+    mixed_over_learning_rates: bool
 
 
 @dataclass(frozen=True)
@@ -80,12 +96,13 @@ class ArmResult(_Record):
     n_trials: int
     n_seeds: int
     batch_sizes: tuple[int, ...]  # the levels the slope is over
-    verdict: ArmVerdict
+    verdict: ArmVerdict  # of the combined slope, also where it is mixed
     reason: str
+    mixed_over_learning_rates: bool  # accuracy falls at one learning rate at least, and rises at another
     excluding_diverged: ExcludingDiverged | None
     sensitive_to_diverged: bool
     curve: tuple[CurvePoint, ...]
-    by_learning_rate: tuple[RateCurve, ...]
+    by_learning_rate: tuple[RateResult, ...]
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,12 @@ class ArmJudgement(_Record):
     p_seeds_holm: float | None
     verdict: ArmVerdict
     reason: str
+    falls_at: tuple[float | None, ...]  # learning rates
+    rises_at: tuple[float | None, ...]
+
+    @property
+    def mixed(self) -> bool:
+        return bool(self.falls_at and self.rises_at)
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,7 @@ class HypothesisResult(_Record):
     alpha: float
     verdict: StudyVerdict
     sentence: str
+    mixed_over_learning_rates: bool  # of any named arm
     judgements: tuple[ArmJudgement, ...]
     verdict_excluding_diverged: StudyVerdict | None
     sensitive_to_diverged: bool

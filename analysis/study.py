@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.estimators import SMALLEST_SPREAD, Block, balanced, curve_columns, seed_slopes, slope_weights, spearman
-from analysis.hypotheses import holm, judge_arm, judge_hypothesis, with_diverged_excluded
+from analysis.hypotheses import holm, judge_arm, judge_hypothesis, judgement, rate_direction, with_diverged_excluded
 from analysis.resampling import RESAMPLES, Bootstrap, bootstrap, permutation_test, seeds_test, stream
 from analysis.result import (
     SCHEMA_VERSION,
@@ -19,7 +19,8 @@ from analysis.result import (
     Exclusion,
     HypothesisResult,
     Interval,
-    RateCurve,
+    RateResult,
+    RateSlope,
     StudyAnalysis,
     StudyName,
     rounded,
@@ -47,12 +48,21 @@ class _Estimate:
     p_seeds_holm: float | None
     smallest_p: float | None
     failure: str | None
-    resampled: Bootstrap | None  # column 0 is the slope
+    resampled: Bootstrap | None  # column 0 is the slope, the others are the slopes within learning rates
+    rate_slopes: dict[float | None, float | None]  # by learning rate, ascending
 
     def interval(self, alpha: float) -> Interval | None:
-        if self.resampled is None or self.failure is not None:
-            return None
-        return _rounded_interval(self.resampled.interval(0, alpha))
+        return self._interval(0, alpha)
+
+    def rates(self, smallest_slope: float, alpha: float) -> list[RateSlope]:
+        found = []
+        for column, (rate, slope) in enumerate(self.rate_slopes.items(), start=1):
+            interval = None if slope is None else self._interval(column, alpha)
+            found.append(RateSlope(rate, slope, interval, rate_direction(interval, smallest_slope)))
+        return found
+
+    def _interval(self, column: int, alpha: float) -> Interval | None:
+        return None if self.resampled is None else _rounded_interval(self.resampled.interval(column, alpha))
 
 
 def analyse(table: pa.Table, spec: StudySpec, *, resamples: int = RESAMPLES) -> StudyAnalysis:
@@ -90,8 +100,7 @@ def analyse(table: pa.Table, spec: StudySpec, *, resamples: int = RESAMPLES) -> 
 def _estimates(outcomes: Outcomes, treatment: Treatment, spec: StudySpec, resamples: int) -> list[_Estimate]:
     values = outcomes.under(treatment)
     estimates = [
-        _estimate(values[a], np.array(outcomes.levels), spec.content_hash(), arm, resamples)
-        for a, arm in enumerate(outcomes.arms)
+        _estimate(values[a], outcomes, spec.content_hash(), arm, resamples) for a, arm in enumerate(outcomes.arms)
     ]
     adjusted = holm([e.p_value for e in estimates]), holm([e.p_seeds for e in estimates])
     return [
@@ -99,26 +108,34 @@ def _estimates(outcomes: Outcomes, treatment: Treatment, spec: StudySpec, resamp
     ]
 
 
-def _estimate(values: np.ndarray, levels: np.ndarray, spec_hash: str, arm: str, resamples: int) -> _Estimate:
+def _estimate(values: np.ndarray, outcomes: Outcomes, spec_hash: str, arm: str, resamples: int) -> _Estimate:
     """`values[stratum, seed, level]` of one arm."""
-    block = balanced(values.transpose(1, 0, 2))
+    block, levels, rates = balanced(values.transpose(1, 0, 2)), np.array(outcomes.levels), outcomes.by_rate
     used = block.cells[block.strata].any(axis=0)
     sizes = tuple(int(b) for b in levels[used])
     n_trials = int(np.isfinite(block.values).sum())
     failure = _no_slope(block)
     if failure is not None:
-        return _Estimate(block, n_trials, sizes, None, None, None, None, None, None, None, failure, None)
+        none = dict.fromkeys(rates)
+        return _Estimate(block, n_trials, sizes, None, None, None, None, None, None, None, failure, None, none)
     weights = slope_weights(block.cells, levels)
     slopes = seed_slopes(block, weights)
+    within = [seed_slopes(block, slope_weights(block.cells & strata[:, None], levels)) for strata in rates.values()]
+    rate_slopes = {
+        rate: rounded(column.mean()) if (block.strata & strata).any() else None
+        for (rate, strata), column in zip(rates.items(), within, strict=True)
+    }
     slope, rho = rounded(slopes.mean()), _rounded(spearman(block))
     failure = _no_inference(slopes)
     p_value = p_seeds = smallest_p = resampled = None
     if failure is None:
-        resampled = bootstrap(slopes[:, None], stream(spec_hash, "bootstrap"), resamples)
+        resampled = bootstrap(np.column_stack([slopes, *within]), stream(spec_hash, "bootstrap"), resamples)
         test = permutation_test(block.values, weights, stream(spec_hash, f"permutation/{arm}"), resamples)
         p_value, smallest_p = rounded(test.p_value), rounded(test.smallest_p)
         p_seeds = seeds_test(slopes)
-    return _Estimate(block, n_trials, sizes, slope, rho, p_value, p_seeds, None, None, smallest_p, failure, resampled)
+    return _Estimate(
+        block, n_trials, sizes, slope, rho, p_value, p_seeds, None, None, smallest_p, failure, resampled, rate_slopes
+    )
 
 
 def _no_slope(block: Block) -> str | None:
@@ -158,8 +175,10 @@ def _arm(
             n_trials=other.n_trials,
             verdict=without.verdict,
             reason=without.reason,
+            mixed_over_learning_rates=without.mixed,
         )
-    curve, by_rate = _curves(main.block, outcomes, alpha, spec.content_hash(), resamples)
+    curve, rate_curves = _curves(main.block, outcomes, alpha, spec.content_hash(), resamples)
+    rates = main.rates(smallest_slope, alpha)
     return ArmResult(
         normaliser=arm,
         slope=main.slope,
@@ -176,16 +195,20 @@ def _arm(
         batch_sizes=main.batch_sizes,
         verdict=judged.verdict,
         reason=judged.reason,
+        mixed_over_learning_rates=judged.mixed,
         excluding_diverged=excluding,
         sensitive_to_diverged=excluding is not None and excluding.verdict != judged.verdict,
         curve=curve,
-        by_learning_rate=by_rate,
+        by_learning_rate=tuple(
+            RateResult(r.learning_rate, r.slope, r.interval, r.direction, c)
+            for r, c in zip(rates, rate_curves, strict=True)
+        ),
     )
 
 
 def _judgement(arm: str, estimate: _Estimate, smallest_slope: float, alpha: float) -> ArmJudgement:
     interval = estimate.interval(alpha)
-    verdict, reason = judge_arm(
+    verdict = judge_arm(
         interval,
         estimate.p_holm,
         estimate.p_seeds_holm,
@@ -194,7 +217,8 @@ def _judgement(arm: str, estimate: _Estimate, smallest_slope: float, alpha: floa
         alpha,
         estimate.failure,
     )
-    return ArmJudgement(arm, estimate.slope, interval, estimate.p_holm, estimate.p_seeds_holm, verdict, reason)
+    p_values = estimate.p_holm, estimate.p_seeds_holm
+    return judgement(arm, estimate.slope, interval, p_values, verdict, estimate.rates(smallest_slope, alpha))
 
 
 def _hypotheses(
@@ -216,11 +240,9 @@ def _hypotheses(
 
 def _curves(
     block: Block, outcomes: Outcomes, alpha: float, spec_hash: str, resamples: int
-) -> tuple[tuple[CurvePoint, ...], tuple[RateCurve, ...]]:
+) -> tuple[tuple[CurvePoint, ...], list[tuple[CurvePoint, ...]]]:
     """The arm's curve over all strata, and within each learning rate, with intervals over seeds."""
-    rates = list(dict.fromkeys(s.learning_rate for s in outcomes.strata))
-    chosen = [np.ones(len(outcomes.strata), dtype=bool)]
-    chosen += [np.array([s.learning_rate == rate for s in outcomes.strata]) for rate in rates]
+    chosen = [np.ones(len(outcomes.strata), dtype=bool), *outcomes.by_rate.values()]
     found = [curve_columns(block, strata) for strata in chosen]
     columns = np.concatenate([means for means, _ in found], axis=1)
     there = np.flatnonzero(np.isfinite(columns).all(axis=0)) if len(columns) else np.array([], dtype=int)
@@ -238,7 +260,7 @@ def _curves(
         return CurvePoint(batch_size, rounded(resampled.means[column]), interval, int(found[curve][1][level]))
 
     curves = [tuple(point(c, b) for b in range(len(outcomes.levels))) for c in range(len(chosen))]
-    return curves[0], tuple(RateCurve(rate, curve) for rate, curve in zip(rates, curves[1:], strict=True))
+    return curves[0], curves[1:]
 
 
 def _balance_exclusions(outcomes: Outcomes, estimates: Sequence[_Estimate]) -> list[Exclusion]:

@@ -69,6 +69,12 @@ class Outcomes:
     def diverged(self) -> int:
         return int(np.isfinite(self.at_chance).sum())
 
+    @property
+    def by_rate(self) -> dict[float | None, np.ndarray]:
+        """Of each learning rate, ascending (None last), which strata have it: `[stratum]`."""
+        rates = dict.fromkeys(s.learning_rate for s in self.strata)
+        return {rate: np.array([s.learning_rate == rate for s in self.strata]) for rate in rates}
+
     def under(self, treatment: Treatment) -> np.ndarray:
         """Outcomes `[arm, stratum, seed, level]` under a treatment of diverged trials."""
         if treatment == "excluded":

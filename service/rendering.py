@@ -158,7 +158,7 @@ def verdict_table(analysis: Mapping[str, Any]) -> Table:
     for arm in arms:
         verdict = str(arm["verdict"])
         quiet = "dim" if verdict == "undecided" else ""
-        mark = " †" if arm["sensitive_to_diverged"] else ""
+        mark = (" †" if arm["sensitive_to_diverged"] else "") + (" ‡" if _mixed(arm) else "")
         table.add_row(
             Text(arm["normaliser"], "bold"),
             Text(f"{ARM_SIGNS.get(verdict, '·')} {verdict}{mark}", quiet),
@@ -171,14 +171,20 @@ def verdict_table(analysis: Mapping[str, Any]) -> Table:
 
 
 def remarks(analysis: Mapping[str, Any]) -> RenderableType:
-    """What must stand under the table: the unit, arms that hang on diverged trials, why others are undecided."""
+    """What must stand under the table: the unit, what the marks mean, why arms are undecided."""
     lines = [Text("slope: percentage points of test accuracy per doubling of batch size", "dim")]
     if any(arm["sensitive_to_diverged"] for arm in analysis["arms"]):
         lines.append(Text("† another verdict where diverged trials are left out; see the report", "dim"))
+    if any(_mixed(arm) for arm in analysis["arms"]):
+        lines.append(Text("‡ accuracy falls at some learning rates and rises at others; see the report", "dim"))
     for arm in analysis["arms"]:
         if arm["verdict"] == "undecided" and arm["reason"]:
             lines.append(Text(f"{arm['normaliser']}: {arm['reason']}", "dim"))
     return Group(*lines)
+
+
+def _mixed(arm: Mapping[str, Any]) -> bool:
+    return bool(arm.get("mixed_over_learning_rates"))  # absent from verdicts of before it was reported
 
 
 def answers(analysis: Mapping[str, Any]) -> RenderableType:

@@ -162,10 +162,12 @@ NULL_HYPOTHESIS = {"kind": "batch_size_slope", "direction": "negative", "smalles
 
 def false_positives(
     studies: int, rng: np.random.Generator, arms: int = 3, /, *, seeds: int = 5, resamples: int = 499, **noise: Any
-) -> tuple[float, float]:
-    """Over null studies, shares with (any arm decided negative or positive, any Holm-adjusted p ≤ 0.05)."""
+) -> tuple[float, float, float]:
+    """Over null studies, shares with (any arm decided negative or positive, any Holm-adjusted p ≤ 0.05, a
+    hypothesis answered supported or contradicted).
+    """
     names = ["none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like"][:arms]
-    decided = rejected = 0
+    decided = rejected = answered = 0
     for _ in range(studies):
         spec = make_spec(
             arms=names,
@@ -174,21 +176,47 @@ def false_positives(
             seeds=[int(s) for s in rng.choice(2**31 - 1, seeds, replace=False)],  # new seeds: new draws in the analysis
             hypotheses=[NULL_HYPOTHESIS | {"arms": names}],
         )
-        found = analyse(null_table(spec, rng, **noise), spec, resamples=resamples).arms
+        analysis = analyse(null_table(spec, rng, **noise), spec, resamples=resamples)
+        found = analysis.arms
         decided += any(arm.verdict in ("negative", "positive") for arm in found)
         rejected += any(arm.p_holm is not None and arm.p_holm <= 0.05 for arm in found)
-    return decided / studies, rejected / studies
+        answered += any(hypothesis.verdict != "undecided" for hypothesis in analysis.hypotheses)
+    return decided / studies, rejected / studies, answered / studies
+
+
+def withheld(studies: int, rng: np.random.Generator, resamples: int = 499) -> float:
+    """Share of studies that call an arm mixed whose accuracy rises at two learning rates and stays at two."""
+    mixed = 0
+    for _ in range(studies):
+        spec = make_spec(
+            batch_sizes=(8, 16, 32, 64),
+            seeds=[int(s) for s in rng.choice(2**31 - 1, 5, replace=False)],
+            hypotheses=[NULL_HYPOTHESIS | {"arms": ["norm_like"]}],
+        )
+        table = null_table(spec, rng, rate_slopes=(0, 0, 0.02, 0.02))
+        mixed += analyse(table, spec, resamples=resamples).arms[0].mixed_over_learning_rates
+    return mixed / studies
 
 
 def null_table(
-    spec: StudySpec, rng: np.random.Generator, noise: float = 0.005, seed_slope: float = 0.0, shared: float = 0.0
+    spec: StudySpec,
+    rng: np.random.Generator,
+    noise: float = 0.005,
+    seed_slope: float = 0.0,
+    shared: float = 0.0,
+    rate_slopes: Sequence[float] = (0.0,),
 ) -> pa.Table:
-    """Like `simulated` with a slope of zero, with only the columns the analysis reads: made in a millisecond."""
+    """Like `simulated` with a slope of zero, with only the columns the analysis reads: made in a millisecond.
+
+    Args:
+        rate_slopes: true slope within each learning rate; with mean zero the combined slope is null.
+    """
     space = spec.space
     shape = (len(space.normaliser), len(spec.seed_list), len(space.batch_size), len(space.learning_rate))
     doublings = np.log2(space.batch_size) - np.log2(space.batch_size).mean()
     accuracy = 0.8 + 0.01 * rng.normal(size=(1, shape[1], 1, 1)) + noise * rng.normal(size=shape)
     accuracy += seed_slope * rng.normal(size=(*shape[:2], 1, 1)) * doublings[None, None, :, None]
+    accuracy += np.asarray(rate_slopes) * doublings[:, None]
     accuracy += shared * rng.normal(size=(*shape[:3], 1))
     arm, seed, batch, rate = (index.ravel() for index in np.indices(shape))
     n = accuracy.size
@@ -224,11 +252,15 @@ def main() -> None:
         (3, {"seed_slope": 0.005}),
     ]
     for arms, noise in cases:
-        decided, rejected = false_positives(2000, rng, arms, **noise)
+        decided, rejected, _ = false_positives(2000, rng, arms, **noise)
         print(
             f"2000 null studies, {arms} arms, {noise or 'plain noise'}: "
             f"verdict {decided:.4f}, Holm's permutation p alone {rejected:.4f}"
         )
+    rng = np.random.default_rng(20261202)
+    decided, _, answered = false_positives(2000, rng, 1, rate_slopes=(-0.02, 0.02))
+    print(f"2000 studies, slopes opposed between learning rates: arm decided {decided:.4f}, claim {answered:.4f}")
+    print(f"2000 studies, slope at half of 4 learning rates: called mixed {withheld(2000, rng):.4f}")
 
 
 if __name__ == "__main__":

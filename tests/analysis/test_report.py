@@ -112,6 +112,30 @@ def test_the_numbers_are_those_of_the_verdict(whole):
         assert arm["reason"][1:] in reader.words
 
 
+def test_slopes_within_learning_rates_are_those_of_the_verdict(whole):
+    _, verdict, _, reader = whole
+    cells = [attributes for tag, attributes in reader.tags if tag == "td" and "data-rate-slope" in attributes]
+    rates = [rate for arm in verdict["arms"] for rate in arm["by_learning_rate"]]
+    assert [(c["data-rate-slope"], c["class"]) for c in cells] == [(str(r["slope"]), r["direction"]) for r in rates]
+    for rate in rates:
+        assert wording.points(rate["slope"]) in reader.words
+        assert wording.points_interval(rate["interval"]) in reader.words
+
+
+def test_an_arm_that_differs_between_learning_rates_is_told_three_times():
+    spec = make_spec(learning_rates=(0.1, 1.0), batch_sizes=(8, 16, 32), seeds=4, hypotheses=HYPOTHESES[:1])
+    rates = {0.1: -0.03, 1.0: 0.02}
+    results = make_results(spec, lambda c: line(rates[c.learning_rate], 0.7)(c), np.random.default_rng(0), noise=0.002)
+    table = as_table(results)
+    verdict, page = report(spec, table)
+    reader = Reader(page)
+    assert verdict["hypotheses"][0]["mixed_over_learning_rates"]
+    assert "undecided differs between learning rates" in reader.words
+    assert verdict["arms"][0]["reason"][1:] in reader.words
+    assert "accuracy falls at 0.1 and rises at 1" in verdict["arms"][0]["reason"]
+    assert [a["class"] for tag, a in reader.tags if "data-rate-slope" in a] == ["falls", "rises"]
+
+
 def test_exclusions_are_printed(whole):
     _, verdict, _, reader = whole
     assert {e["what"] for e in verdict["exclusions"]} >= {

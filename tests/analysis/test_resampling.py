@@ -59,7 +59,7 @@ def test_the_test_over_seeds_is_scipys():
 
 
 def test_coverage_at_five_seeds():
-    """Published in the docstring of `Bootstrap.interval` and in the report's methods; see simulate.py."""
+    """Published in docs/science.md; simulate.py has the larger measurement."""
     ours, plain = coverage(5, 3000, np.random.default_rng(11))
     assert ours == pytest.approx(0.944, abs=3 * (0.944 * 0.056 / 3000) ** 0.5)
     assert plain < 0.87

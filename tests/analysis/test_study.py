@@ -112,6 +112,138 @@ def test_a_slope_that_differs_between_learning_rates_is_averaged_within_them():
     assert analyse(table, spec).arms[0].slope == pytest.approx(-0.01, abs=0.001)
 
 
+# -- within each learning rate ---------------------------------------------------------------
+
+RATES = (0.01, 0.03, 0.1, 0.3)
+
+
+def by_rate(*slopes):
+    """A truth with one slope per learning rate of `RATES`, the same for every arm."""
+    of = dict(zip(RATES, slopes, strict=True))
+    return lambda config: line(of[config.learning_rate], 0.7)(config)
+
+
+def claims(*directions, arms=("norm_like",), **terms):
+    return [{"kind": "batch_size_slope", "arms": list(arms), "direction": d, **terms} for d in directions]
+
+
+def test_slopes_within_learning_rates_are_those_of_scipy_and_average_to_the_arms():
+    spec = make_spec(width=[16, 32], seeds=4)
+    results = make_results(spec, by_rate(-0.01, -0.01, 0.0, 0.03), np.random.default_rng(6))
+    arm = analyse(as_table(results), spec).arms[0]
+    x = np.log2(spec.space.batch_size)
+    for found in arm.by_learning_rate:
+        slopes = [  # a seed's slope is the mean over widths
+            np.mean([stats.linregress(x, [accuracy(r) for r in of_line(results, found, w, s)]).slope for w in (16, 32)])
+            for s in spec.seed_list
+        ]
+        assert found.slope == rounded(float(np.mean(slopes)))
+    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate]), abs=2e-6)
+    assert [r.learning_rate for r in arm.by_learning_rate] == list(RATES)
+    falls, again, neither, rises = (r.direction for r in arm.by_learning_rate)
+    assert (falls, again, rises) == ("falls", "falls", "rises")
+    assert neither in ("unclear", "flat")
+
+
+def test_a_learning_rates_interval_is_that_of_a_study_of_it_alone_with_the_same_resamples():
+    """A study of one learning rate has one slope, so its two intervals are the same to the last digit."""
+    spec = make_spec(learning_rates=(0.1,), width=[16, 32])
+    arm = analyse(simulated(spec, line(-0.003), noise=0.02), spec).arms[0]
+    (rate,) = arm.by_learning_rate
+    assert (rate.slope, rate.interval) == (arm.slope, arm.interval)
+    assert rate.interval is not None
+
+
+def of_line(results, found, width, seed):
+    at = [
+        r
+        for r in results
+        if (r.config.learning_rate, r.config.width, r.config.seed) == (found.learning_rate, width, seed)
+    ]
+    return sorted(at, key=lambda r: r.config.batch_size)
+
+
+def test_a_combined_slope_is_no_answer_where_learning_rates_disagree():
+    """The demo's case: falls at small learning rates, rises more steeply at large ones."""
+    spec = make_spec(hypotheses=claims("positive", "negative"))
+    analysis = analyse(simulated(spec, by_rate(-0.01, -0.01, 0.04, 0.04)), spec)
+    arm = analysis.arms[0]
+    assert arm.verdict == "positive"
+    assert arm.slope == pytest.approx(0.015, abs=0.001)
+    assert arm.mixed_over_learning_rates
+    assert "not at every learning rate: accuracy falls at 0.01 and 0.03 and rises at 0.1 and 0.3" in arm.reason
+    for hypothesis in analysis.hypotheses:
+        assert (hypothesis.verdict, hypothesis.mixed_over_learning_rates) == ("undecided", True)
+        assert "for norm_like it falls at 0.01 and 0.03 and rises at 0.1 and 0.3." in hypothesis.sentence
+
+
+def test_rises_and_falls_that_cancel_are_not_flat():
+    spec = make_spec(hypotheses=claims("flat"))
+    analysis = analyse(simulated(spec, by_rate(-0.02, -0.02, 0.02, 0.02), noise=0.002), spec)
+    assert analysis.arms[0].verdict == "flat"
+    assert analysis.arms[0].mixed_over_learning_rates
+    assert analysis.hypotheses[0].verdict == "undecided"
+
+
+def test_a_clear_arm_contradicts_beside_a_mixed_one():
+    spec = make_spec(arms=("none", "norm_like"), hypotheses=claims("positive", arms=("none", "norm_like")))
+    mixed, falling = by_rate(-0.01, -0.01, 0.04, 0.04), line(-0.01, 0.7)
+    table = simulated(spec, lambda c: (mixed if c.normaliser == "none" else falling)(c))
+    hypothesis = analyse(table, spec).hypotheses[0]
+    assert hypothesis.verdict == "contradicted"
+    assert "“none” cannot be decided" in hypothesis.sentence
+    assert "for “none” it falls at 0.01 and 0.03 and rises at 0.1 and 0.3." in hypothesis.sentence
+
+
+def test_learning_rates_that_differ_in_steepness_alone_are_not_mixed():
+    spec = make_spec(hypotheses=claims("negative"))
+    analysis = analyse(simulated(spec, by_rate(-0.04, -0.02, -0.01, -0.005)), spec)
+    assert not analysis.arms[0].mixed_over_learning_rates
+    assert analysis.hypotheses[0].verdict == "supported"
+    assert "learning rate" not in analysis.hypotheses[0].sentence
+
+
+def test_a_rise_too_small_to_matter_does_not_qualify_a_fall():
+    spec = make_spec(hypotheses=claims("negative", smallest_slope=0.004))
+    analysis = analyse(simulated(spec, by_rate(-0.02, -0.02, -0.02, 0.002), noise=0.001), spec)
+    assert [r.direction for r in analysis.arms[0].by_learning_rate] == ["falls", "falls", "falls", "flat"]
+    interval = analysis.arms[0].by_learning_rate[-1].interval
+    assert interval is not None
+    assert interval[0] > 0
+    assert analysis.hypotheses[0].verdict == "supported"
+
+
+def test_one_seed_has_slopes_within_learning_rates_but_no_direction():
+    spec = make_spec(seeds=1)
+    arm = analyse(simulated(spec, by_rate(-0.02, -0.02, 0.02, 0.02)), spec).arms[0]
+    assert [r.direction for r in arm.by_learning_rate] == ["unclear"] * 4
+    assert [r.slope for r in arm.by_learning_rate] == pytest.approx([-0.02, -0.02, 0.02, 0.02], abs=0.005)
+    assert not arm.mixed_over_learning_rates
+
+
+def test_a_learning_rate_without_two_batch_sizes_has_no_slope():
+    spec = make_spec()
+    results = make_results(spec, line(-0.01), np.random.default_rng(0))
+    results = [absent(r) if r.config.learning_rate == 0.3 and r.config.batch_size > 4 else r for r in results]
+    arm = analyse(as_table(results), spec).arms[0]
+    last = arm.by_learning_rate[-1]
+    assert (last.slope, last.interval, last.direction) == (None, None, "unclear")
+    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate if r.slope is not None]), abs=2e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.floats(-0.02, 0.02), st.floats(-0.02, 0.02))
+def test_an_arms_slope_is_the_mean_of_its_slopes_within_learning_rates(seed, first, last):
+    spec = make_spec(seeds=3, hypotheses=claims("positive"))
+    analysis = analyse(simulated(spec, by_rate(first, first, last, last), seed), spec, resamples=199)
+    arm, hypothesis = analysis.arms[0], analysis.hypotheses[0]
+    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate]), abs=2e-6)
+    directions = {r.direction for r in arm.by_learning_rate}
+    assert arm.mixed_over_learning_rates == ({"falls", "rises"} <= directions)
+    assert hypothesis.mixed_over_learning_rates == arm.mixed_over_learning_rates
+    assert hypothesis.verdict == "undecided" or not arm.mixed_over_learning_rates
+
+
 # -- diverged trials -------------------------------------------------------------------------
 
 
@@ -131,7 +263,9 @@ def test_diverged_trials_can_turn_the_verdict_and_it_says_so():
     assert arm.excluding_diverged.verdict == "negative"
     assert arm.excluding_diverged.n_trials == 110
     assert arm.sensitive_to_diverged
-    assert hypothesis.verdict == "contradicted"
+    assert arm.mixed_over_learning_rates  # at the largest rate alone it rises
+    assert not arm.excluding_diverged.mixed_over_learning_rates
+    assert hypothesis.verdict == "undecided"
     assert hypothesis.verdict_excluding_diverged == "supported"
     assert hypothesis.sensitive_to_diverged
     assert "10 diverged trials" in hypothesis.sentence
@@ -376,5 +510,16 @@ def test_the_confounding_of_batch_size_and_steps_is_stated():
 def test_false_positives_are_at_most_alpha(noise):
     """Family-wise over three arms; simulate.py has the larger measurement."""
     studies = 250
-    decided, _ = false_positives(studies, np.random.default_rng(21), resamples=299, **noise)
+    decided, _, answered = false_positives(studies, np.random.default_rng(21), resamples=299, **noise)
     assert decided <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
+    assert answered <= decided
+
+
+def test_slopes_opposed_between_learning_rates_answer_nothing():
+    """The combined slope is null, each learning rate's is not: arms err at most at alpha, claims never here."""
+    studies = 100
+    decided, _, answered = false_positives(
+        studies, np.random.default_rng(22), 1, resamples=299, rate_slopes=(-0.02, 0.02)
+    )
+    assert decided <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
+    assert answered == 0

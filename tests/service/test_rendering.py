@@ -87,6 +87,17 @@ def test_the_verdict_is_whole_on_a_narrow_terminal(width: int):
     assert "…" not in text
 
 
+def test_arms_that_differ_between_learning_rates_are_marked():
+    mixed = ARM | {"normaliser": "none", "verdict": "positive", "mixed_over_learning_rates": True}
+    both = mixed | {"normaliser": "rms_norm", "sensitive_to_diverged": True}
+    text = shown(rendering.verdict({"arms": [ARM, mixed, both], "hypotheses": []}), 80)
+    assert "▲ positive ‡" in text
+    assert "▲ positive † ‡" in text
+    assert "▼ negative ‡" not in text
+    assert text.count("‡ accuracy falls at some learning rates and rises at others; see the report") == 1
+    assert "‡" not in shown(rendering.verdict({"arms": [ARM, UNKNOWN], "hypotheses": []}), 80)
+
+
 @pytest.mark.parametrize(
     ("state", "done", "line"),
     [
