@@ -138,7 +138,7 @@ def test_slopes_within_learning_rates_are_those_of_scipy_and_average_to_the_arms
             for s in spec.seed_list
         ]
         assert found.slope == rounded(float(np.mean(slopes)))
-    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate]), abs=2e-6)
+    assert arm.slope == pytest.approx(mean_slope(arm), abs=2e-6)
     assert [r.learning_rate for r in arm.by_learning_rate] == list(RATES)
     falls, again, neither, rises = (r.direction for r in arm.by_learning_rate)
     assert (falls, again, rises) == ("falls", "falls", "rises")
@@ -152,6 +152,10 @@ def test_a_learning_rates_interval_is_that_of_a_study_of_it_alone_with_the_same_
     (rate,) = arm.by_learning_rate
     assert (rate.slope, rate.interval) == (arm.slope, arm.interval)
     assert rate.interval is not None
+
+
+def mean_slope(arm):
+    return float(np.mean([rate.slope for rate in arm.by_learning_rate if rate.slope is not None]))
 
 
 def of_line(results, found, width, seed):
@@ -228,7 +232,7 @@ def test_a_learning_rate_without_two_batch_sizes_has_no_slope():
     arm = analyse(as_table(results), spec).arms[0]
     last = arm.by_learning_rate[-1]
     assert (last.slope, last.interval, last.direction) == (None, None, "unclear")
-    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate if r.slope is not None]), abs=2e-6)
+    assert arm.slope == pytest.approx(mean_slope(arm), abs=2e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -237,7 +241,7 @@ def test_an_arms_slope_is_the_mean_of_its_slopes_within_learning_rates(seed, fir
     spec = make_spec(seeds=3, hypotheses=claims("positive"))
     analysis = analyse(simulated(spec, by_rate(first, first, last, last), seed), spec, resamples=199)
     arm, hypothesis = analysis.arms[0], analysis.hypotheses[0]
-    assert arm.slope == pytest.approx(np.mean([r.slope for r in arm.by_learning_rate]), abs=2e-6)
+    assert arm.slope == pytest.approx(mean_slope(arm), abs=2e-6)
     directions = {r.direction for r in arm.by_learning_rate}
     assert arm.mixed_over_learning_rates == ({"falls", "rises"} <= directions)
     assert hypothesis.mixed_over_learning_rates == arm.mixed_over_learning_rates
