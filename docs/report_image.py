@@ -1,6 +1,6 @@
 """Take the README's picture: the top of a study's report, as a browser shows it.
 
-    .venv/bin/python docs/report_image.py REPORT.html     # writes docs/images/report.png
+.venv/bin/python docs/report_image.py REPORT.html     # writes docs/images/report.png
 """
 
 import sys

@@ -18,7 +18,7 @@ FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the study failed or its verdict cannot be had; 2 wrong usage or an invalid "
-    "study; 3 the service cannot be reached."
+    "study; 3 the service cannot be reached; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -68,7 +68,10 @@ def up(
     data_dir: DataDir = None,
     data_root: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder that studies may read data from; may be repeated. Default: DATA_DIR/data."),
+        typer.Option(
+            help="Folder that studies may read data from; may be repeated. Default: DATA_DIR/data.",
+            callback=lambda folders: _readable_folders(folders),
+        ),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the service, instead of 8080 or the next free one.")] = None,
     ray_port: Annotated[int | None, typer.Option(help="Port of Ray's dashboard, instead of 8265 or the next.")] = None,
@@ -133,14 +136,14 @@ def demo(
     The study and its report stay in the demo's folder. A stack that is already up is not disturbed.
     """
     from service.demo import run_demo
-    from service.places import default_data_dir
+    from service.places import demo_data_dir
     from trials.spec import nearest, preset_names
 
     if preset not in preset_names():
         guess = nearest(preset, preset_names())
         hint = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(preset_names())}"
         raise typer.BadParameter(f"no preset is called {preset!r}; {hint}", param_hint="--preset")
-    raise typer.Exit(run_demo(make_console(), data_dir or default_data_dir() / "demo", preset, keep=keep))
+    raise typer.Exit(run_demo(make_console(), data_dir or demo_data_dir(), preset, keep=keep))
 
 
 @app.command(rich_help_panel=STACK)
@@ -172,6 +175,19 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _readable_folders(folders: list[Path] | None) -> list[Path] | None:
+    """Refuse a folder that no study could read from, before anything is started."""
+    for given in folders or []:
+        folder = given.expanduser()
+        if not folder.exists():
+            raise typer.BadParameter(f"there is no folder {str(given)!r}")
+        if not folder.is_dir():
+            raise typer.BadParameter(f"{str(given)!r} is not a folder")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise typer.BadParameter(f"the folder {str(given)!r} cannot be read")
+    return folders
+
+
 def _explain(error: Exception) -> int:
     """Tell the user about an error, on standard error.
 
@@ -184,6 +200,7 @@ def _explain(error: Exception) -> int:
     from service.client import (
         ClientError,
         InvalidStudy,
+        NoServiceKnown,
         NotFound,
         Refused,
         ServiceFault,
@@ -197,7 +214,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, PartFailed) and error.tail:
         console.print(Text("its last lines:", "dim"))
         console.print(Padding(Text(error.tail, "dim"), (0, 0, 0, 2)), soft_wrap=True)
-    if isinstance(error, ServiceUnreachable | ServiceFault):
+    if isinstance(error, NoServiceKnown | ServiceUnreachable | ServiceFault):
         return UNREACHABLE
     if isinstance(error, InvalidStudy | NotFound | UnclearStudy):
         return USAGE

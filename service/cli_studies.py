@@ -5,19 +5,19 @@ As in `service.cli`, whatever a command needs is imported within it.
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from service.client import Client, Media, Study
+    from service.cli_input import Address
+    from service.client import Client
+    from service.client_types import Fault, Study
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -25,11 +25,31 @@ PANEL = "Studies"
 
 commands = typer.Typer()
 
+TRACKING_SECONDS = 5.0
+"""Longest wait for MLflow to have all of a study that has ended."""
+
+TRACKING_WAIT = "waiting for MLflow to have the verdict and the report"
+
+
+def _not_empty(url: str | None) -> str | None:
+    if url is not None and not url.strip():
+        raise typer.BadParameter("it is empty")
+    return url
+
+
+def _known_format(form: str) -> str:
+    if form not in ("csv", "parquet"):
+        raise typer.BadParameter(f"{form!r} is neither csv nor parquet")
+    return form
+
+
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Address of the service; else NORMSTUDY_URL, else the running stack's, else http://127.0.0.1:8080.",
+        help="Address of the service; else NORMSTUDY_URL, else the stack that runs in the default data folder, "
+        "else the demo's.",
+        callback=_not_empty,
         show_default=False,
     ),
 ]
@@ -37,11 +57,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 StudyReference = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's id, the beginning of it, or a name that one study has.")
 ]
-
-
-class ExportFormat(StrEnum):
-    csv = "csv"
-    parquet = "parquet"
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -61,26 +76,32 @@ def submit(
     """Submit a study."""
     from rich.text import Text
 
+    from service.cli_input import read_document
     from service.rendering import links, plan_text
 
     console = make_console()
-    with _client(url) as client:
-        document, media = _document(client, source)
+    document, media = read_document(source)
+    with _client(url) as (client, address):
         if validate_only:
             checked = client.validate(document, media)
             if as_json:
                 _print_json(checked)
-            else:
-                console.print(Text.assemble(("✓ ", "green"), f"valid: {plan_text(checked['plan'])}"))
+                return
+            console.print(Text.assemble(("✓ ", "green"), f"valid: {plan_text(checked['plan'])}"))
+            _remark(console, checked.get("warnings"))
+            _say_service(console, address)
             return
         study = client.submit(document, media)
-        if watch:
-            raise typer.Exit(_follow(console, client, study, as_json=as_json))
-        if as_json:
+        if as_json and not watch:
             _print_json(study)
             return
-        console.print(Text.assemble("Submitted ", (study["name"], "bold"), f" ({study['id']})"))
-        console.print(plan_text(study["plan"]))
+        if not as_json:
+            console.print(Text.assemble("Submitted ", (study["name"], "bold"), f" ({study['id']})"))
+            console.print(plan_text(study["plan"]))
+            _remark(console, study.get("warnings"))
+            _say_service(console, address)
+        if watch:
+            raise typer.Exit(_follow(console, client, study, as_json=as_json))
         console.print(links(study, client.url), soft_wrap=True)
         console.print(Text(f"Follow it with: normstudy watch {study['id']}", "dim"))
 
@@ -98,13 +119,15 @@ def list_studies(
 
     from service.rendering import studies_table
 
-    with _client(url) as client:
+    with _client(url) as (client, address):
         everything = client.studies(state=state.upper() if state else None, text=text, page_size=min(limit, 100))
         studies = list(islice(everything, limit))
     if as_json:
         _print_json(studies)
     else:
-        make_console().print(studies_table(studies))
+        console = make_console()
+        console.print(studies_table(studies))
+        _say_service(console, address)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -112,7 +135,7 @@ def show(study: StudyReference, url: Url = None, as_json: AsJson = False) -> Non
     """Show one study: its state, and its verdict once there is one."""
     from service.rendering import links, study_details, verdict
 
-    with _client(url) as client:
+    with _client(url) as (client, _):
         found = client.find(study)
         analysis = _analysis(client, found)
         if as_json:
@@ -129,21 +152,21 @@ def show(study: StudyReference, url: Url = None, as_json: AsJson = False) -> Non
 @commands.command(rich_help_panel=PANEL)
 def watch(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
     """Follow a study to its end and show the verdict; Ctrl-C stops watching, not the study."""
-    with _client(url) as client:
+    with _client(url) as (client, _):
         raise typer.Exit(_follow(make_console(), client, client.find(study), as_json=as_json))
 
 
 @commands.command(rich_help_panel=PANEL)
 def cancel(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
     """Cancel a study. Trials that are finished are kept; `resume` runs the rest."""
-    with _client(url) as client:
+    with _client(url) as (client, _):
         _told(client.cancel(client.find(study)["id"]), as_json=as_json)
 
 
 @commands.command(rich_help_panel=PANEL)
 def resume(study: StudyReference, url: Url = None, as_json: AsJson = False) -> None:
     """Run what is missing of a failed or cancelled study."""
-    with _client(url) as client:
+    with _client(url) as (client, _):
         _told(client.resume(client.find(study)["id"]), as_json=as_json)
 
 
@@ -157,8 +180,12 @@ def report(
     url: Url = None,
 ) -> None:
     """Save a study's HTML report."""
-    with _client(url) as client:
+    from service.client import NoAnalysis
+
+    with _client(url) as (client, _):
         found = client.find(study)
+        if found["verdict"] is None:
+            raise NoAnalysis(found)
         _save(client.report(found["id"]), output, found, "html")
 
 
@@ -166,8 +193,15 @@ def report(
 def export(
     study: StudyReference,
     form: Annotated[
-        ExportFormat, typer.Option("--format", "-f", help="csv: scalar columns; parquet: all, with curves.")
-    ] = (ExportFormat.csv),
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="csv: scalar columns; parquet: all, with curves.",
+            metavar="csv|parquet",
+            callback=_known_format,
+        ),
+    ] = "csv",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write, `-` for standard output.", show_default="NAME-ID.FORMAT"),
@@ -175,9 +209,9 @@ def export(
     url: Url = None,
 ) -> None:
     """Save a study's results table, one row per trial."""
-    with _client(url) as client:
+    with _client(url) as (client, _):
         found = client.find(study)
-        _save(client.export(found["id"], form.value), output, found, form.value)
+        _save(client.export(found["id"], cast(Literal["csv", "parquet"], form)), output, found, form)
 
 
 @commands.command(rich_help_panel=PANEL)
@@ -189,7 +223,7 @@ def presets(
     """List the studies that are ready to run, or print one."""
     from service.rendering import presets_table
 
-    with _client(url) as client:
+    with _client(url) as (client, _):
         if name is not None:
             preset = client.preset(name)
             _print_json(preset) if as_json else typer.echo(preset["text"], nl=not preset["text"].endswith("\n"))
@@ -205,55 +239,36 @@ def make_console(*, error: bool = False) -> "Console":
 
 
 @contextlib.contextmanager
-def _client(url: str | None) -> "Iterator[Client]":
+def _client(url: str | None) -> "Iterator[tuple[Client, Address]]":
+    """A client of the service that is meant, and how that was found out."""
+    from service.cli_input import Address, find_service
     from service.client import Client
 
-    with Client(url or _service_url()) as client:
-        yield client
+    address = find_service(url)
+    with Client(address.url) as client:
+        yield client, Address(client.url, address.source)
 
 
-def _service_url() -> str:
-    from service.client import DEFAULT_URL
+def _say_service(console: "Console", address: "Address") -> None:
+    from rich.text import Text
 
-    if url := os.environ.get("NORMSTUDY_URL"):
-        return url
-    from service.places import default_data_dir, running_stack
-
-    stack = running_stack(default_data_dir())
-    return stack.api if stack else DEFAULT_URL
+    console.print(Text(f"service: {address}", "dim"), soft_wrap=True)
 
 
-def _document(client: "Client", source: str) -> "tuple[bytes, Media]":
-    """What to submit: standard input, a file, or a preset of the service."""
-    from service.client import NotFound
+def _remark(console: "Console", warnings: "list[Fault] | None") -> None:
+    """Show what the service remarks on a document; services of before it did remark nothing."""
+    from service.rendering import notes
 
-    if source == "-":
-        return _with_media(sys.stdin.buffer.read(), "")
-    path = Path(source)
-    try:
-        return _with_media(path.read_bytes(), path.suffix)
-    except FileNotFoundError:
-        if path.suffix or os.sep in source:
-            raise typer.BadParameter(f"there is no file {source!r}", param_hint="FILE|PRESET") from None
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {source!r}: {error.strerror}", param_hint="FILE|PRESET") from None
-    try:
-        return client.preset(source)["text"].encode(), "application/yaml"
-    except NotFound as error:
-        message = f"there is no file {source!r}, and no preset of that name: {error.detail}"
-        raise typer.BadParameter(message, param_hint="FILE|PRESET") from None
-
-
-def _with_media(document: bytes, suffix: str) -> "tuple[bytes, Media]":
-    is_json = suffix.lower() == ".json" or (not suffix and document.lstrip()[:1] == b"{")
-    return document, "application/json" if is_json else "application/yaml"
+    if warnings:
+        console.print(notes(warnings))
 
 
 def _follow(console: "Console", client: "Client", study: "Study", *, as_json: bool) -> int:
     """Watch a study to its end; the exit code says whether there is a verdict."""
     from rich.text import Text
 
-    from service.rendering import ProgressView, links, outcome
+    from service.client import is_tracking_late
+    from service.rendering import ProgressView, links, outcome, waiting
 
     shown = make_console(error=True) if as_json else console
     try:
@@ -262,6 +277,10 @@ def _follow(console: "Console", client: "Client", study: "Study", *, as_json: bo
     except KeyboardInterrupt:
         shown.print(Text(f"Not watching any more; the study goes on. Again: normstudy watch {study['id']}", "dim"))
         return INTERRUPTED
+    if is_tracking_late(ended):
+        # A Ctrl-C is for this wait only: the outcome is there to be shown.
+        with waiting(shown, TRACKING_WAIT), contextlib.suppress(KeyboardInterrupt):
+            ended = client.wait_until_tracked(ended, TRACKING_SECONDS)
     analysis = _analysis(client, ended)
     if as_json:
         _print_json({**ended, "analysis": analysis})

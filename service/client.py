@@ -1,13 +1,15 @@
 """A client of the REST service, for the command line and for scripts.
 
     ClientError
+    ├── NoServiceKnown        no address was given, and no stack of the user's runs
     ├── ServiceUnreachable    nothing answers at the address
     ├── ServiceFault          it answers, and cannot serve (5xx, or not a Normstudy service at all)
     ├── Refused               the service says no, and why
     │   ├── InvalidStudy      the document (400, 413, 415, 422)
     │   ├── NotFound          404
     │   └── Conflict          not in the study's present state (409)
-    └── UnclearStudy          a name or id prefix that fits no study, or several
+    ├── UnclearStudy          a name or id prefix that fits no study, or several
+    └── NoAnalysis            the study has no verdict and no report, or not yet
 
 Errors of httpx are translated in `_send`, and nowhere else.
 """
@@ -16,90 +18,31 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, NotRequired, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 import httpx
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+from service.client_types import Preset, PresetItem, Study, Validation
+
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 STUDY_ID = re.compile(r"s[0-9a-f]{12}")
 Media = Literal["application/json", "application/yaml"]
 
 
-class Cost(TypedDict):
-    """Estimates: training samples and optimiser steps over all trials, seconds of one core."""
-
-    samples: int
-    updates: int
-    core_seconds: float
-
-
-class Plan(TypedDict):
-    trials: int
-    cells: int
-    packs: int
-    cost: Cost
-
-
-class Progress(TypedDict):
-    trials_total: int
-    trials_done: int
-    packs_total: int
-    packs_done: int
-    states: dict[str, int]
-    trials_per_second: float | None
-    seconds_left: float | None
-
-
-class HypothesisVerdict(TypedDict):
-    hypothesis: int
-    verdict: str
-
-
-class Study(TypedDict):
-    """A study as the service tells it; times are RFC 3339 in UTC. Items of a list have no `spec`."""
-
-    id: str
-    name: str
-    description: str | None
-    state: str
-    reason: str | None
-    created_at: str
-    started_at: str | None
-    ended_at: str | None
-    attempt: int
-    spec: NotRequired[dict[str, Any]]
-    spec_hash: str
-    plan: Plan
-    progress: Progress
-    tracking: str
-    verdict: list[HypothesisVerdict] | None
-    links: dict[str, str | None]
-
-
-class Validation(TypedDict):
-    valid: bool
-    spec: dict[str, Any]
-    spec_hash: str
-    plan: Plan
-
-
-class PresetItem(TypedDict):
-    name: str
-    description: str | None
-    plan: Plan
-
-
-class Preset(TypedDict):
-    name: str
-    text: str
-    spec: dict[str, Any]
-
-
 class ClientError(Exception):
     """Something the user should read."""
+
+
+class NoServiceKnown(ClientError):
+    def __init__(self, folders: Sequence[Path]):
+        super().__init__(
+            "no Normstudy service is running for this user "
+            f"(looked in {' and '.join(str(folder) for folder in folders)}); "
+            "start one with `normstudy up`, or say which with --url or NORMSTUDY_URL"
+        )
 
 
 class ServiceUnreachable(ClientError):
@@ -142,17 +85,29 @@ class UnclearStudy(ClientError):
     pass
 
 
+class NoAnalysis(ClientError):
+    def __init__(self, study: Study):
+        who, why = f"study {study['name']!r} ({study['id']})", study["reason"]
+        if study["state"] in ENDED:
+            why = why or "no trial had finished before its end"
+            text = f"{who} is {study['state']} and was not analysed, so it has no report: {why}"
+        else:
+            text = f"{who} is {study['state']}{f' ({why})' if why else ''}; its report is made once it has ended"
+        super().__init__(text)
+
+
 class Client:
     """Talks to one service. Close it, or use it as a context manager.
 
     Args:
-        url: address of the service, `http://host:port`.
+        url: address of the service, `http://host:port`; the `http://` may be left out.
         timeout: seconds to wait for an answer.
         transport: for tests, something that answers in the network's place.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 30.0, transport: httpx.BaseTransport | None = None):
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, *, timeout: float = 30.0, transport: httpx.BaseTransport | None = None):
+        url = url.strip().rstrip("/")
+        self.url = url if "://" in url or not url else f"http://{url}"
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -322,6 +277,37 @@ class Client:
             meanwhile()
             time.sleep(pause)
 
+    def wait_until_tracked(
+        self,
+        study: Study,
+        seconds: float,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        pause: float = 0.25,
+    ) -> Study:
+        """Give MLflow some time to take what it still lacks of an ended study.
+
+        Args:
+            seconds: how long to wait at most.
+            meanwhile: called between two looks.
+            pause: seconds between two looks.
+
+        Returns:
+            The study as it was seen last; its `tracking` says whether MLflow has it all.
+        """
+        deadline = time.monotonic() + seconds
+        while is_tracking_late(study) and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(pause)
+            try:
+                latest = self.get(study["id"])
+            except (ServiceUnreachable, ServiceFault):
+                continue
+            if latest["state"] not in ENDED:  # somebody has resumed it
+                break
+            study = latest
+        return study
+
     def _pages(self, path: str, query: dict[str, str | None], page_size: int) -> Iterator[Any]:
         parameters: dict[str, Any] = {k: v for k, v in query.items() if v is not None} | {"page_size": page_size}
         while True:
@@ -379,6 +365,12 @@ class Client:
             f"what answers at {self.url} is not a Normstudy service (HTTP {answer.status_code}, "
             f"{answer.headers.get('content-type', 'no content type')}); check --url/NORMSTUDY_URL"
         )
+
+
+def is_tracking_late(study: Study) -> bool:
+    """Whether an ended study has results that MLflow does not have yet."""
+    has_results = study["progress"]["trials_done"] > 0
+    return study["state"] in ENDED and study["tracking"] == "delayed" and has_results
 
 
 def _is_loopback(url: str) -> bool:

@@ -18,6 +18,11 @@ def default_data_dir() -> Path:
     return Path(base).absolute() / "normstudy"
 
 
+def demo_data_dir() -> Path:
+    """Folder of `normstudy demo`, unless the user says another."""
+    return default_data_dir() / "demo"
+
+
 @dataclass(frozen=True)
 class DataFolder:
     """Paths under one data folder. Everything a user's studies consist of is here, and stays."""

@@ -1,7 +1,8 @@
 """What the command line shows: one look for `demo`, `submit`, `watch`, `show` and `ls`."""
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -13,11 +14,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from service.client import ENDED, Plan, PresetItem, Study
+from service.client import ENDED, is_tracking_late
+from service.client_types import Fault, Plan, PresetItem, Study
 
 MINUS = "−"
 PLAIN_PAUSE_SECONDS = 5.0
 """Least time between two progress lines where the output is not a terminal."""
+
+PACKS_FOR_AN_ESTIMATE = 2
+"""Before that many packs have ended, the time left would be a guess from the start-up alone."""
 
 STATE_STYLES = {
     "QUEUED": "dim",
@@ -28,6 +33,9 @@ STATE_STYLES = {
     "FAILED": "red",
     "CANCELLED": "yellow",
 }
+WITHOUT_RESULT = ("cancelled", "lost", "failed")
+"""States of planned trials that tell nothing of the question: a diverged one does."""
+
 ARM_SIGNS = {"negative": "▼", "positive": "▲", "flat": "■", "undecided": "·"}
 ANSWERS = {"supported": ("✓", "green"), "contradicted": ("✗", "red"), "undecided": ("?", "yellow")}
 
@@ -41,6 +49,7 @@ class ProgressView:
     def __init__(self, console: Console):
         self._console = console
         self._last = ("", -1)
+        self._last_phase = ""
         self._last_time = float("-inf")
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -78,9 +87,10 @@ class ProgressView:
             )
             return
         now, here = time.monotonic(), (study["state"], progress["trials_done"])
+        new_phase = (new := phase(study)) not in ("", self._last_phase)
         new_state = here[0] != self._last[0]
-        if new_state or (here != self._last and now - self._last_time >= PLAIN_PAUSE_SECONDS):
-            self._last, self._last_time = here, now
+        if new_state or new_phase or (here != self._last and now - self._last_time >= PLAIN_PAUSE_SECONDS):
+            self._last, self._last_time, self._last_phase = here, now, new
             self._console.print(Text(progress_line(study)))
 
 
@@ -92,8 +102,10 @@ def progress_line(study: Study) -> str:
 
 
 def pace(study: Study) -> str:
-    """24.1 trials/s · 26 s left; empty where it is not known."""
+    """24.1 trials/s · 26 s left; before that is known, what the study does or waits for."""
     progress = study["progress"]
+    if words := phase(study):
+        return words
     if study["state"] != "RUNNING":
         return ""
     if progress["trials_done"] == progress["trials_total"]:
@@ -101,9 +113,35 @@ def pace(study: Study) -> str:
     parts: list[str] = []
     if progress["trials_per_second"] is not None:
         parts.append(f"{progress['trials_per_second']:.3g} trials/s")
-    if progress["seconds_left"] is not None:
+    if progress["seconds_left"] is not None and progress["packs_done"] >= PACKS_FOR_AN_ESTIMATE:
         parts.append(f"{duration(progress['seconds_left'])} left")
     return " · ".join(parts) or (study["reason"] or "")
+
+
+def phase(study: Study) -> str:
+    """What a study does or waits for before its (present attempt's) first pack has ended, else empty."""
+    progress = study["progress"]
+    if study["state"] == "QUEUED":
+        return study["reason"] or ""
+    has_pace = progress["packs_done"] > 0 and progress["trials_per_second"] is not None
+    if study["state"] != "RUNNING" or has_pace or progress["trials_done"] == progress["trials_total"]:
+        return ""
+    if study["reason"]:
+        return study["reason"]
+    if not study["links"].get("mlflow_experiment"):  # the first thing that the study's driver makes
+        return "starting"
+    return "training the next packs" if progress["packs_done"] else "training the first packs"
+
+
+@contextlib.contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Within: say what is waited for, on a terminal only for as long as it takes."""
+    if console.is_terminal:
+        with console.status(Text(what, "dim"), spinner_style="cyan"):
+            yield
+    else:
+        console.print(Text(what, "dim"))
+        yield
 
 
 def outcome(study: Study, analysis: Mapping[str, Any] | None) -> RenderableType:
@@ -113,7 +151,21 @@ def outcome(study: Study, analysis: Mapping[str, Any] | None) -> RenderableType:
 
 def verdict(analysis: Mapping[str, Any]) -> RenderableType:
     """The verdict per normaliser, and the answer to each hypothesis."""
-    return Group("", verdict_table(analysis), "", remarks(analysis), "", answers(analysis))
+    lacking = provisional(analysis)
+    warning = [Text(lacking, "bold yellow"), ""] if lacking else []
+    return Group("", *warning, verdict_table(analysis), "", remarks(analysis), "", answers(analysis))
+
+
+def provisional(analysis: Mapping[str, Any]) -> str:
+    """Provisional: 30 of 72 planned trials have no result (30 cancelled). Empty where none lacks one."""
+    counts = analysis.get("counts") or {}
+    absent = {state: n for state in WITHOUT_RESULT if (n := counts.get("by_state", {}).get(state, 0))}
+    if not absent:
+        return ""
+    total = sum(absent.values())
+    have = "has" if total == 1 else "have"
+    listed = ", ".join(f"{n} {state}" for state, n in absent.items())
+    return f"Provisional: {total} of {counts['planned']} planned trials {have} no result ({listed})."
 
 
 def headline(study: Study) -> Text:
@@ -128,7 +180,7 @@ def headline(study: Study) -> Text:
     text.append(f" · {counts(study)}")
     if study["reason"]:
         text.append(f"\n  {study['reason']}", STATE_STYLES.get(state, ""))
-    if study["tracking"] == "delayed" and state in ENDED:
+    if is_tracking_late(study):
         text.append("\n  MLflow does not have all of it yet; it is sent as soon as MLflow takes it", "yellow")
     return text
 
@@ -199,12 +251,22 @@ def answers(analysis: Mapping[str, Any]) -> RenderableType:
 def links(study: Study, url: str, more: Sequence[tuple[str, str]] = ()) -> Text:
     """Where to look further; a link that the service gives as a path is completed with its address.
 
+    The report is among them only once there is one.
+
     To be printed with `soft_wrap=True`: an address that was broken over two lines cannot be opened.
     """
     wanted = [("report", "report"), ("study", "self"), ("Ray", "ray_job"), ("MLflow", "mlflow_experiment")]
+    if study["state"] not in ENDED or study["verdict"] is None:
+        wanted = wanted[1:]
     rows = [(label, urljoin(f"{url}/", link)) for label, key in wanted if (link := study["links"].get(key))]
     lines = [Text.assemble((f"{label:<13}", "dim"), place) for label, place in [*more, *rows]]
     return Text("\n").join(lines)
+
+
+def notes(warnings: Sequence[Fault]) -> Text:
+    """note: /seeds: two seeds give wide intervals (a line per remark of the service on a document)"""
+    lines = [": ".join(part for part in ("note", w["pointer"], w["detail"]) if part) for w in warnings]
+    return Text("\n").join(Text(line, "yellow") for line in lines)
 
 
 def study_details(study: Study) -> RenderableType:
@@ -264,9 +326,9 @@ def presets_table(presets: Sequence[PresetItem]) -> RenderableType:
 
 
 def plan_text(plan: Plan) -> str:
-    """720 trials (144 cells) in 36 packs, about 1 min of one core"""
+    """720 trials (144 cells) in 36 packs, about 1 min of training on one core"""
     size = f"{plan['trials']:,} trials ({plan['cells']:,} cells) in {plan['packs']:,} packs"
-    return f"{size}, about {duration(plan['cost']['core_seconds'])} of one core"
+    return f"{size}, about {duration(plan['cost']['core_seconds'])} of training on one core"
 
 
 def points(value: float | None) -> str:

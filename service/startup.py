@@ -14,9 +14,13 @@ USUAL_PORTS = {"ray": RAY_PORT, "mlflow": MLFLOW_PORT, "api": API_PORT}
 
 
 class StackView:
-    """Tells what happens to a stack's parts; give it as the stack's `tell`."""
+    """Tells what happens to a stack's parts; give it as the stack's `tell`.
+
+    `last_word` is what it says once the stack has stopped.
+    """
 
     def __init__(self, console: Console):
+        self.last_word = "stopped"
         self._console = console
         self._began: dict[str, float] = {}
         self._waiting: dict[str, str] = {}
@@ -52,7 +56,7 @@ class StackView:
             self._spin("stopping")
         elif happening == "stopped" and self._status is not None:
             self._spin(None)
-            self._console.print(Text("stopped", "dim"))
+            self._console.print(Text(self.last_word, "dim"))
 
     def _spin(self, what: str | None) -> None:
         if self._status is not None:
@@ -63,8 +67,11 @@ class StackView:
             self._status.start()
 
 
-def start_visibly(stack: Stack, console: Console) -> None:
+def start_visibly(stack: Stack, console: Console) -> StackView:
     """Start a stack, showing it on the console; the addresses stand there when it is done.
+
+    Returns:
+        What shows the stack on, to its end.
 
     Raises:
         StackError: it cannot run.
@@ -76,3 +83,4 @@ def start_visibly(stack: Stack, console: Console) -> None:
         stack.start()
     finally:
         view.close()
+    return view

@@ -5,6 +5,7 @@ service answers all the same. Calls here may take seconds, so they belong on the
 thread of the lifecycle, never into a request.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -16,8 +17,9 @@ from typing import Any
 import httpx
 
 from service.store import Study, StudyState
-from trials.records import experiment_name
+from trials.records import MLFLOW_VIEW, experiment_name
 
+VERDICT_NAME = "verdict.json"
 _RUN_STATUS = {StudyState.COMPLETED: "FINISHED", StudyState.FAILED: "FAILED", StudyState.CANCELLED: "KILLED"}
 
 
@@ -48,7 +50,8 @@ class Tracking:
             return False
 
     def experiment_link(self, experiment_id: str) -> str:
-        return f"{self.url}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+        view = f"viewStateShareKey={MLFLOW_VIEW}&workflowType=machine_learning"
+        return f"{self.url}/#/experiments/{experiment_id}/runs?{view}"
 
     def find(self, study: Study) -> StudyRun | None:
         """Where the study is, if the driver has published anything of it.
@@ -81,6 +84,8 @@ class Tracking:
                     path = Path(folder) / name
                     path.write_bytes(content)
                     client.log_artifact(run_id, str(path))
+            if VERDICT_NAME in files:
+                _log_verdict(client, run_id, json.loads(files[VERDICT_NAME]), study.ended_at)
             for name, value in _tags(study).items():
                 client.set_tag(run_id, name, value)
             ended_at: datetime | None = study.ended_at
@@ -101,6 +106,16 @@ class Tracking:
 
             self._client = MlflowClient(tracking_uri=self.url)
         return self._client
+
+
+def _log_verdict(client: Any, run_id: str, verdict: Mapping[str, Any], ended_at: datetime | None) -> None:
+    """The answers as the run's description, and each arm's slope as a metric, so that they can be seen at once."""
+    sentences = [f"* {hypothesis['sentence']}" for hypothesis in verdict["hypotheses"]]
+    client.set_tag(run_id, "mlflow.note.content", "\n".join(sentences) or "The study states no hypothesis.")
+    moment = int(ended_at.timestamp() * 1000) if ended_at else None
+    for arm in verdict["arms"]:
+        if arm["slope"] is not None:
+            client.log_metric(run_id, f"slope_{arm['normaliser']}", arm["slope"], timestamp=moment)
 
 
 def _tags(study: Study) -> dict[str, str]:

@@ -191,6 +191,10 @@ def results_table(pack_key_of: Sequence[str], results: Sequence[TrialResult]) ->
     return pa.Table.from_pylist(rows, schema=RESULTS_SCHEMA)
 
 
+MLFLOW_VIEW = "normstudy"
+"""Key of the shared view of a study's experiment, which lists its trials with parameters and metrics."""
+
+
 def experiment_name(study_name: str, study_id: str) -> str:
     """The name of a study's MLflow experiment; the id keeps studies of one name apart."""
     return f"{study_name} ({study_id})"

@@ -6,6 +6,7 @@ rerun of the driver sends what is missing. A pack that was half sent when someth
 found again by its tag and completed, so that no run appears twice.
 """
 
+import json
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan
-from trials.records import METRICS, RESULTS_SCHEMA, Pack, experiment_name
+from trials.records import METRICS, MLFLOW_VIEW, RESULTS_SCHEMA, Pack, experiment_name
 from trials.spec import StudySpec
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,20 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # costs
 _PARAMETERS = tuple(n for n in RESULTS_SCHEMA.names[3 : RESULTS_SCHEMA.get_field_index("state")] if n != "path")
 _RUN_STATUS = {"succeeded": "FINISHED", "diverged": "FINISHED", "pruned": "FINISHED", "cancelled": "KILLED"}
 _POLL_SECONDS = 0.5
+
+# MLflow's table shows neither parameters nor metrics until someone picks columns. A shared view, which
+# MLflow keeps as a tag of the experiment, picks them: all trials in one list (a sort by a metric unfolds
+# the nesting), best validation accuracy first. `service.tracking` links to it.
+_TABLE_VIEW = {
+    "selectedColumns": [
+        *(f"params.`{name}`" for name in ("normaliser", "batch_size", "learning_rate", "seed")),
+        *(f"metrics.`{name}`" for name in ("validation_accuracy", "test_accuracy", "train_loss")),
+        "tags.`normstudy.state`",
+    ],
+    "orderByKey": "metrics.`validation_accuracy`",
+    "orderByAsc": False,
+    "runsHiddenMode": "FIRST_20_RUNS",
+}
 
 
 class Tracker:
@@ -122,6 +137,7 @@ class Tracker:
         experiment = self._client.get_experiment_by_name(name)
         # The kind makes MLflow's page open on runs and their comparison, not on traces.
         tags = {"normstudy.study_id": self._study_id, "mlflow.experimentKind": "custom_model_development"}
+        tags[f"mlflow.sharedViewState.{MLFLOW_VIEW}"] = json.dumps(_TABLE_VIEW)
         if self._spec.description:
             tags["mlflow.note.content"] = self._spec.description
         self._experiment_id = (

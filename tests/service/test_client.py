@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -124,13 +125,41 @@ def test_stops_waiting_after_a_while(api: Client):
         api.wait(study["id"], pause=0.01, timeout=0.05)
 
 
+def test_waits_for_mlflow_until_it_has_all_or_the_time_is_up():
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        if len(seen) == 1:
+            return httpx.Response(503, json={"title": "away", "detail": "for a moment"})
+        return httpx.Response(200, json=study(tracking="current" if len(seen) == 3 else "delayed"))
+
+    def study(state: str = "COMPLETED", tracking: str = "delayed", done: int = 4) -> Any:
+        return {"id": "s0", "state": state, "tracking": tracking, "progress": {"trials_done": done}}
+
+    api = Client("http://127.0.0.1:9", transport=httpx.MockTransport(answer))
+    assert api.wait_until_tracked(study(), 60, pause=0.01)["tracking"] == "current"
+    assert seen == ["/v1/studies/s0"] * 3
+    assert api.wait_until_tracked(study(), 0.05, pause=0.01)["tracking"] == "delayed"
+    asked = len(seen)
+    for settled in (study(tracking="current"), study("RUNNING"), study("FAILED", done=0)):
+        assert api.wait_until_tracked(settled, 60) == settled
+    assert len(seen) == asked
+
+
+def test_an_address_may_lack_its_scheme(api: Client):
+    with Client(f" {api.url.removeprefix('http://')}/ ") as same:
+        assert same.url == api.url
+        assert same.presets()
+
+
 def test_nothing_at_the_address():
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServiceUnreachable, match=f"no Normstudy service at {url}; start one with `normstudy up`"):
         Client(url).presets()
     with pytest.raises(ServiceUnreachable):
         Client(url).wait("s" + "0" * 12, pause=0.01, patience=0.05)
-    for wrong in ("not a url", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port"):
+    for wrong in ("not a url", "", "localhost:9", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port"):
         with pytest.raises(ServiceUnreachable):
             Client(wrong).presets()
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from service import rendering
-from service.client import Study
+from service.client_types import Study
 
 
 def study(state: str = "RUNNING", done: int = 96, **changes: Any) -> Study:
@@ -38,7 +38,7 @@ def study(state: str = "RUNNING", done: int = 96, **changes: Any) -> Study:
             "self": "/v1/studies/s0123456789ab",
             "report": "/r",
             "ray_job": "http://ray/#/j",
-            "mlflow_experiment": None,
+            "mlflow_experiment": "http://mlflow/#/experiments/1",
         },
     }
     return cast(Study, values | changes)
@@ -104,10 +104,38 @@ def test_arms_that_differ_between_learning_rates_are_marked():
         ("RUNNING", 96, "running: 96 of 720 trials · 24.1 trials/s · 26 s left"),
         ("RUNNING", 720, "running: 720 of 720 trials · sending the last results to MLflow"),
         ("QUEUED", 0, "queued: 0 of 720 trials"),
+        ("RUNNING", 0, "running: 0 of 720 trials · training the first packs"),
+        ("RUNNING", 20, "running: 20 of 720 trials · 24.1 trials/s"),
+        ("RUNNING", 40, "running: 40 of 720 trials · 24.1 trials/s · 26 s left"),
     ],
 )
 def test_progress_line(state: str, done: int, line: str):
     assert rendering.progress_line(study(state, done)) == line
+
+
+def test_what_is_said_before_there_is_a_pace():
+    links = {"mlflow_experiment": None}
+    assert rendering.pace(study(done=0, links=links)) == "starting"
+    assert rendering.pace(study(done=0, links=links, reason="Ray is starting the job.")) == "Ray is starting the job."
+    assert rendering.pace(study("QUEUED", 0, reason="waiting for its turn")) == "waiting for its turn"
+    resumed = study(done=100)
+    resumed["progress"]["trials_per_second"] = resumed["progress"]["seconds_left"] = None
+    assert rendering.pace(resumed) == "training the next packs"
+    assert rendering.pace(study("CANCELLING", 0)) == ""
+
+
+def test_each_phase_gets_its_line():
+    console = Console(file=io.StringIO(), width=100)
+    with rendering.ProgressView(console) as view:
+        for reason, links in [("Ray is starting the job.", {}), (None, {}), (None, {}), (None, study()["links"])]:
+            view(study(done=0, reason=reason, links=links))
+        view(study(done=20))
+    lines = cast(io.StringIO, console.file).getvalue().splitlines()
+    assert [line.split(" · ")[1] for line in lines] == [
+        "Ray is starting the job.",
+        "starting",
+        "training the first packs",
+    ]
 
 
 def test_no_terminal_gets_few_lines():
@@ -138,13 +166,52 @@ def test_how_it_ended():
     assert "✗ a study [bold] failed after 3 min 20 s" in failed
     assert "unschedulable: 9 cores asked, 2 there" in failed
     assert "MLflow does not have all of it yet" in failed
+    assert "MLflow" not in shown(rendering.headline(study("FAILED", 0, tracking="delayed")))
 
 
 def test_links_are_whole_addresses():
     text = shown(rendering.links(study(), "http://127.0.0.1:8080"))
     assert "http://127.0.0.1:8080/v1/studies/s0123456789ab" in text
     assert "http://ray/#/j" in text
-    assert "MLflow" not in text
+    assert "http://mlflow/#/experiments/1" in text
+    assert "MLflow" not in shown(rendering.links(study(links={"mlflow_experiment": None}), "http://127.0.0.1:8080"))
+
+
+def test_the_report_is_listed_once_there_is_one():
+    def listed(*arguments: Any, **changes: Any) -> bool:
+        return "http://127.0.0.1:8080/r\n" in shown(
+            rendering.links(study(*arguments, **changes), "http://127.0.0.1:8080")
+        )
+
+    assert listed("COMPLETED")
+    assert listed("CANCELLED", verdict=[])  # analysed, and it states no hypothesis
+    assert not listed("RUNNING")
+    assert not listed("FAILED", verdict=None)
+
+
+@pytest.mark.parametrize(
+    ("by_state", "line"),
+    [
+        ({"succeeded": 42, "cancelled": 30}, "Provisional: 30 of 72 planned trials have no result (30 cancelled)."),
+        (
+            {"succeeded": 60, "diverged": 5, "failed": 2, "lost": 5, "cancelled": 0},
+            "Provisional: 7 of 72 planned trials have no result (5 lost, 2 failed).",
+        ),
+        ({"succeeded": 71, "lost": 1}, "Provisional: 1 of 72 planned trials has no result (1 lost)."),
+        ({"succeeded": 70, "diverged": 2, "lost": 0}, ""),
+    ],
+)
+def test_a_verdict_on_part_of_the_plan_is_called_provisional(by_state: dict[str, int], line: str):
+    analysis = {"arms": [ARM], "hypotheses": [], "counts": {"planned": 72, "by_state": by_state}}
+    first = shown(rendering.verdict(analysis), 80).splitlines()[1]
+    assert first == line if line else first.startswith("normaliser")
+
+
+def test_waiting_is_said_once_where_there_is_no_terminal():
+    console = Console(file=io.StringIO(), width=100)
+    with rendering.waiting(console, "waiting for it"):
+        pass
+    assert cast(io.StringIO, console.file).getvalue() == "waiting for it\n"
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def until(what: Callable[[], object], seconds: float = START_SECONDS) -> None:
 
 
 class Up:
-    """A `normstudy up` in a process of its own."""
+    """A `normstudy up`, or `demo`, in a process of its own."""
 
-    def __init__(self, folder: Path, log: Path, *options: str, **environment: str):
+    def __init__(self, folder: Path, log: Path, *options: str, command: str = "up", **environment: str):
         self.folder, self.log = folder, log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*NORMSTUDY, "up", "--data-dir", str(folder), *options],
+                [*NORMSTUDY, command, "--data-dir", str(folder), *options],
                 stdout=out,
                 stderr=out,
                 env=os.environ | environment,
@@ -236,6 +236,19 @@ def test_what_cannot_be_used_is_said_at_once(tmp_path: Path):
     assert not left(tmp_path / "e")
 
 
+def test_an_interrupted_demo_leaves_no_study_to_the_next(tmp_path: Path):
+    demo = Up(tmp_path / "demo", tmp_path / "demo.log", command="demo")
+    try:
+        until(lambda: "running: " in demo.text or demo.process.poll() is not None)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.process.wait(40) == 128 + signal.SIGINT, demo.text
+        assert demo.text.count("stopped; the unfinished study was cancelled") == 1
+        assert [state for _, state in studies(demo.folder).values()] in (["CANCELLING"], ["CANCELLED"])
+        assert not left(demo.folder)
+    finally:
+        demo.close()
+
+
 def test_kill_9_leaves_nothing_and_the_studies_stay(up: Up):
     """Ends the shared stack, so it comes last: `demo` starts on the folder it leaves behind."""
     ray_folder, before = Path(up.state.ray_folder), studies(up.folder)
@@ -254,6 +267,9 @@ def test_kill_9_leaves_nothing_and_the_studies_stay(up: Up):
     assert leftover.wait(5) == -signal.SIGTERM
     assert "720 trials: 720 succeeded" in done.stdout
     assert all(arm in done.stdout for arm in ("batch_norm", "norm_like", "affine_like"))
+    assert "MLflow does not have all of it yet" not in done.stdout
+    assert done.stdout.index("report file") < done.stdout.index("/v1/studies/")
+    assert f"To open them again: normstudy up --data-dir '{up.folder}'" in done.stdout
     assert "Supported" in done.stdout or "Contradicted" in done.stdout or "Undecided" in done.stdout
     assert not left(up.folder)
     assert running_stack(up.folder) is None
