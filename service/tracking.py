@@ -99,7 +99,7 @@ class Tracking:
             raise TrackingUnavailable(f"MLflow at {self.url} does not answer")
         if self._client is None:
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
             os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
             from mlflow import MlflowClient  # seconds of import, on the publishing thread
@@ -110,10 +110,10 @@ class Tracking:
 
 def _log_verdict(client: Any, run_id: str, verdict: Mapping[str, Any], ended_at: datetime | None) -> None:
     """The answers as the run's description, and each arm's slope as a metric, so that they can be seen at once."""
-    sentences = [f"* {hypothesis['sentence']}" for hypothesis in verdict["hypotheses"]]
+    sentences = [f"* {hypothesis['sentence']}" for hypothesis in verdict.get("hypotheses", [])]
     client.set_tag(run_id, "mlflow.note.content", "\n".join(sentences) or "The study states no hypothesis.")
     moment = int(ended_at.timestamp() * 1000) if ended_at else None
-    for arm in verdict["arms"]:
+    for arm in verdict.get("arms", []):
         if arm["slope"] is not None:
             client.log_metric(run_id, f"slope_{arm['normaliser']}", arm["slope"], timestamp=moment)
 

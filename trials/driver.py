@@ -13,12 +13,14 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from trials.ledger import Ledger
 from trials.plan import Plan, make_plan
+from trials.records import Pack
 from trials.spec import SpecError, StudySpec, facts_for, parse_document, parse_spec
 from trials.tracking import Tracker
 
@@ -26,6 +28,7 @@ log = logging.getLogger("normstudy.driver")
 
 EXIT_INCOMPLETE = 1
 EXIT_FATAL = 3
+DATA_FILE = "data.json"
 
 
 class Fatal(RuntimeError):
@@ -53,12 +56,12 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Fatal(str(error)) from error
     if arguments.only_tracking:
         return _track(arguments, spec, plan, ledger)
-    missing = ledger.missing(plan)
+    missing = ledger.to_run(plan)
     log.info("%s: %d of %d packs to run, %d trials planned", spec.name, len(missing), len(plan.packs), plan.trials)
     tracker = Tracker(ledger, plan, spec, arguments.study_id, arguments.mlflow_url)
     tracker.start()
     try:
-        fit_seconds = _train(arguments, spec, plan, ledger)
+        fit_seconds = _train(arguments, spec, missing, ledger)
     except BaseException:
         tracker.stop()
         raise
@@ -93,9 +96,8 @@ def _track(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
     return 0 if is_current else EXIT_INCOMPLETE
 
 
-def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: Ledger) -> float:
+def _train(arguments: argparse.Namespace, spec: StudySpec, missing: Sequence[Pack], ledger: Ledger) -> float:
     """Run what is missing; seconds spent in Tune. Ray and torch load only where there is work."""
-    missing = ledger.missing(plan)
     if not missing:
         return 0.0
     import ray
@@ -108,6 +110,7 @@ def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
     except (DataError, SpecError) as error:
         raise Fatal(str(error)) from error
     log.info("data set %s loaded once, checksum %s", spec.data.dataset, dataset.checksum[:16])
+    _check_same_data(ledger, dataset.checksum)
     ray.init(address=arguments.ray_address, log_to_driver=False, logging_level=logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     fit_started = time.perf_counter()
@@ -116,6 +119,19 @@ def _train(arguments: argparse.Namespace, spec: StudySpec, plan: Plan, ledger: L
     except Unschedulable as error:
         raise Fatal(f"unschedulable: {error}") from error
     return time.perf_counter() - fit_started
+
+
+def _check_same_data(ledger: Ledger, checksum: str) -> None:
+    """All trials of a study see one data set: the first attempt keeps its checksum, later ones compare."""
+    if not ledger.has_file(DATA_FILE):
+        ledger.write_file(DATA_FILE, json.dumps({"checksum": checksum}).encode())
+        return
+    first = json.loads(ledger.read_file(DATA_FILE))["checksum"]
+    if first != checksum:
+        raise Fatal(
+            f"the data set has changed since this study began (checksum {first[:16]}, now {checksum[:16]}): "
+            "put the old files back and resume, or submit a new study"
+        )
 
 
 def _parse(argv: list[str] | None) -> Any:

@@ -4,6 +4,7 @@
         spec.json            written by the service at submission
         shards/<pack>.parquet   written by the driver, once, when a pack has ended
         tracked/<pack>.json     written by the tracking thread once MLflow has the pack
+        data.json            checksum of the data set, written by the first attempt
         attempts/<n>.json    where an attempt's time went, written by its driver
         analysis/…           results.parquet (all trials in the plan's order), verdict.json and report.html,
                              written by the service when the study has ended
@@ -50,7 +51,7 @@ class Ledger:
         file's metadata, not into rows: rows must be the same however often a pack is run.
 
         A shard that is already there and readable stays: results are deterministic, so a late
-        duplicate adds nothing.
+        duplicate adds nothing. Only a pack that was `lost` is replaced, and is then untracked again.
 
         Raises:
             LedgerError: where `results` are not exactly the pack's trials, in its order.
@@ -58,7 +59,9 @@ class Ledger:
         if tuple(r.config for r in results) != pack.trials:
             raise LedgerError(f"results of pack {pack.label} are not its {len(pack.trials)} trials in order")
         if self._is_readable(pack.key):
-            return
+            if not self._is_lost(pack.key):
+                return
+            self._delete(f"{self._base}/tracked/{pack.key}.json")
         table = results_table([pack.key] * len(results), results)
         metadata = {_META_KEY: json.dumps(dict(provenance), allow_nan=False).encode()}
         sink = pa.BufferOutputStream()
@@ -88,6 +91,11 @@ class Ledger:
         finished = self.finished()
         return [pack for pack in plan.packs if pack.key not in finished]
 
+    def to_run(self, plan: Plan) -> list[Pack]:
+        """What a new attempt has to run: the missing packs, and those whose worker was lost."""
+        finished = self.finished()
+        return [pack for pack in plan.packs if pack.key not in finished or self._is_lost(pack.key)]
+
     def shard(self, pack_key: str) -> pa.Table:
         """The rows of one finished pack.
 
@@ -96,10 +104,9 @@ class Ledger:
         """
         try:
             with pq.ParquetFile(self._shard(pack_key), filesystem=self._fs) as file:
-                table = file.read()
-        except (OSError, pa.ArrowException) as error:
+                return file.read().replace_schema_metadata(None).cast(RESULTS_SCHEMA)
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a table of other columns
             raise LedgerError(f"shard {pack_key} cannot be read: {error}") from error
-        return table.replace_schema_metadata(None).cast(RESULTS_SCHEMA)
 
     def provenance(self, pack_key: str) -> dict[str, Any]:
         """Timing, host and versions of one finished pack's run."""
@@ -165,6 +172,13 @@ class Ledger:
         except LedgerError:
             return False
         return True
+
+    def _is_lost(self, pack_key: str) -> bool:
+        return TrialState.LOST in self.shard(pack_key)["state"].to_pylist()
+
+    def _delete(self, path: str) -> None:
+        if self._fs.get_file_info(path).type == pafs.FileType.File:
+            self._fs.delete_file(path)
 
     def _write(self, path: str, content: bytes) -> None:
         folder, name = path.rsplit("/", 1)

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,12 @@ from trials.spec.issues import Issue, SpecError
 
 MAX_LANES = 64
 """Most trials in one pack: enough to fill one core's vector units, few enough to stay in its cache."""
+
+PACK_BYTES = 2 * 2**30
+"""Memory that one pack may take: of large networks fewer train together."""
+
+MAX_TRIAL_BYTES = 8 * 2**30
+"""A trial that needs more by itself is refused: on most nodes it would take other studies down with it."""
 
 _FLOPS_PER_SECOND = 2.0e10  # one core, small batched products with their evaluation
 _SECONDS_PER_STEP = 3.0e-4  # Python and dispatch per optimiser step of a pack, whatever its lanes
@@ -51,18 +57,19 @@ def make_plan(spec: StudySpec, facts: DataFacts) -> Plan:
     membership depends on the spec alone, so a resumed study trains the very same packs.
 
     Raises:
-        SpecError: where a batch size exceeds the training split, or more training samples
-            are asked for than there are.
+        SpecError: where a batch size exceeds the training split, more training samples are
+            asked for than there are, or one trial needs more memory than `MAX_TRIAL_BYTES`.
     """
     if issues := _impossible(spec, facts):
         raise SpecError(issues)
     axes = _axes(spec)
     rates, seeds = axes.pop("learning_rate"), spec.seed_list
-    rates_per_pack = min(len(rates), MAX_LANES)
-    seeds_per_pack = max(1, MAX_LANES // rates_per_pack)
     packs: list[Pack] = []
     for levels in itertools.product(*axes.values()):
         shape = dict(zip(axes, levels, strict=True))
+        lanes = max(1, min(MAX_LANES, PACK_BYTES // lane_bytes(_sizes(shape, facts), shape["batch_size"])))
+        rates_per_pack = min(len(rates), lanes)
+        seeds_per_pack = max(1, lanes // rates_per_pack)
         chunks = [
             (some_rates, some_seeds)
             for some_seeds in _chunks(seeds, seeds_per_pack)
@@ -151,7 +158,29 @@ def _impossible(spec: StudySpec, facts: DataFacts) -> list[Issue]:
                     "(what is left after the validation split)",
                 )
             )
+    for depth in spec.space.depth or [spec.model.depth]:
+        for index, width in enumerate(spec.space.width or [spec.model.width]):
+            needed = lane_bytes(_sizes({"width": width, "depth": depth}, facts), max(spec.space.batch_size))
+            if needed > MAX_TRIAL_BYTES:
+                place = f"/space/width/{index}" if spec.space.width else "/model/width"
+                detail = f"one trial of width {width} and depth {depth} needs about {needed / 2**30:.0f} GiB of memory"
+                issues.append(Issue(place, f"{detail}; at most {MAX_TRIAL_BYTES // 2**30} GiB are allowed"))
     return issues
+
+
+def lane_bytes(sizes: Sequence[int], batch_size: int) -> int:
+    """About the memory that one trial takes while it trains alone, in float32.
+
+    Args:
+        sizes: features, widths of the hidden layers, classes.
+    """
+    weights = sum(a * b for a, b in itertools.pairwise(sizes))
+    samples = max(batch_size, 128)  # the engine takes small batches in chunks of up to 128 samples
+    return 4 * (3 * weights + samples * (2 * sizes[0] + 6 * sum(sizes[1:])))
+
+
+def _sizes(shape: Mapping[str, Any], facts: DataFacts) -> list[int]:
+    return [facts.features, *[shape["width"]] * shape["depth"], facts.classes]
 
 
 def estimate(packs: Sequence[Pack], facts: DataFacts) -> Cost:
@@ -163,7 +192,7 @@ def estimate(packs: Sequence[Pack], facts: DataFacts) -> Cost:
         steps = facts.train // config.batch_size * config.epochs
         updates += steps * lanes
         samples += steps * lanes * config.batch_size
-        sizes = [facts.features, *[config.width] * config.depth, facts.classes]
+        sizes = _sizes({"width": config.width, "depth": config.depth}, facts)
         weights = sum(a * b for a, b in itertools.pairwise(sizes))
         training = 6 * weights * steps * config.batch_size * lanes
         evaluation = 2 * weights * (facts.validation + facts.test) * config.epochs * lanes

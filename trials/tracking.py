@@ -23,7 +23,7 @@ from trials.spec import StudySpec
 log = logging.getLogger(__name__)
 
 # An outage must cost the thread seconds, not the minutes of MLflow's default seven retries.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # a blind retry of a create would make a second run
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # costs one more request a run
@@ -98,6 +98,7 @@ class Tracker:
                 if last_round:
                     return
             except Exception as error:  # whatever MLflow or the network does, training must not notice
+                self._parent_id = ""  # look everything up again: a user may have deleted it
                 if silent_since is None:
                     log.warning("tracking is delayed, MLflow at %s: %s", self._url, _first_line(error))
                 silent_since = silent_since or started
@@ -135,6 +136,8 @@ class Tracker:
         self._client = MlflowClient(tracking_uri=self._url)
         name = experiment_name(self._spec.name, self._study_id)
         experiment = self._client.get_experiment_by_name(name)
+        if experiment and experiment.lifecycle_stage == "deleted":
+            raise RuntimeError(f"experiment {name!r} was deleted in MLflow; restore it there to have the rest sent")
         # The kind makes MLflow's page open on runs and their comparison, not on traces.
         tags = {"normstudy.study_id": self._study_id, "mlflow.experimentKind": "custom_model_development"}
         tags[f"mlflow.sharedViewState.{MLFLOW_VIEW}"] = json.dumps(_TABLE_VIEW)
@@ -173,23 +176,30 @@ class Tracker:
         start = int(datetime.fromisoformat(provenance["started_at"]).timestamp() * 1000)
         end = start + int(provenance["seconds"] * 1000)
         for row in rows:
-            run_id, is_done = begun.get(row["trial_key"], ("", False))
-            if not is_done:
+            run_id, state = begun.get(row["trial_key"], ("", None))
+            if state != row["state"]:
                 run_id = self._send_trial(pack, row, run_id, start, end)
                 self.trials_sent += 1
             run_ids.append(run_id)
         self._ledger.mark_tracked(pack.key, run_ids)
 
-    def _runs_of(self, pack_key: str) -> dict[str, tuple[str, bool]]:
-        """Runs of the pack that MLflow already has: trial key → (run id, whether it was completed)."""
-        found: dict[str, tuple[str, bool]] = {}
+    def _runs_of(self, pack_key: str) -> dict[str, tuple[str, str | None]]:
+        """Runs of the pack that MLflow already has: trial key → (run id, trial state if it was completed).
+
+        A second run of one trial (its create was applied, but the answer never came) is removed.
+        """
+        found: dict[str, tuple[str, str | None]] = {}
         token = None
         while True:
             page = self._client.search_runs(
                 [self._experiment_id], f"tags.`normstudy.pack` = '{pack_key}'", max_results=1000, page_token=token
             )
             for run in page:
-                found[run.data.tags["normstudy.trial_key"]] = (run.info.run_id, run.info.status != "RUNNING")
+                key, state = run.data.tags["normstudy.trial_key"], run.data.tags.get("normstudy.state")
+                if key in found:
+                    self._client.delete_run(run.info.run_id)
+                    continue
+                found[key] = (run.info.run_id, state if run.info.status != "RUNNING" else None)
             token = page.token
             if not token:
                 return found
@@ -197,18 +207,20 @@ class Tracker:
     def _send_trial(self, pack: Pack, row: dict[str, Any], run_id: str, start: int, end: int) -> str:
         from mlflow.entities import Metric, Param
 
-        if not run_id:
+        outcome = {"normstudy.state": row["state"]} | ({"normstudy.reason": row["reason"]} if row["reason"] else {})
+        if run_id:  # begun before, or of a pack that was lost and has been run again
+            for name, value in outcome.items():
+                self._client.set_tag(run_id, name, value)
+        else:
             tags = {
                 "normstudy.role": "trial",
                 "normstudy.study_id": self._study_id,
                 "normstudy.trial_key": row["trial_key"],
                 "normstudy.cell_key": row["cell_key"],
                 "normstudy.pack": pack.key,
-                "normstudy.state": row["state"],
                 "mlflow.parentRunId": self._parent_id,
+                **outcome,
             }
-            if row["reason"]:
-                tags["normstudy.reason"] = row["reason"]
             name = f"{pack.label.split('-', 1)[0]} B{row['batch_size']} lr{row['learning_rate']:g} seed{row['seed']}"
             run = self._client.create_run(self._experiment_id, start_time=start, tags=tags, run_name=name)
             run_id = run.info.run_id

@@ -24,7 +24,7 @@ os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "16")
 import ray
 import torch
 from ray import tune
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 
 from trials.engine.data import Dataset
 from trials.engine.train import PackRun
@@ -170,7 +170,7 @@ def run_packs(spec: StudySpec, packs: Sequence[Pack], dataset: Dataset, ledger: 
             continue
         pack = packs[result.config["pack"]]
         log.error("pack %s: %s", pack.label, error)
-        if isinstance(error, RayActorError):
+        if isinstance(error, RayError) and not isinstance(error, RayTaskError):  # not an exception of our own code
             lost = [TrialResult.absent(trial, TrialState.LOST, Reason.WORKER_LOST) for trial in pack.trials]
             now = datetime.now(UTC).isoformat()
             ledger.append(pack, lost, {"started_at": now, "seconds": 0.0, "attempt": attempt, "error": str(error)})

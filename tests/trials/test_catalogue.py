@@ -93,3 +93,21 @@ def test_unusable_files_are_named(tmp_path: Path):
 @pytest.mark.parametrize(("count", "fraction", "sizes"), [(100, 0.15, (85, 15)), (3, 0.1, (2, 1)), (1, 0.5, (0, 1))])
 def test_validation_is_never_empty(count, fraction, sizes):
     assert split_sizes(DataSpec(dataset="digits", validation_fraction=fraction), count) == sizes
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (pa.array([0, -1, 2]), "go from -1 to 2"),
+        (pa.array([0, 10**11, 2]), "at most 100000"),
+        (pa.array([0.0, 1.0, 2.0]), "whole numbers, one for each image, not double"),
+        (pa.array(["a", "b", "c"]), "not string"),
+        (pa.array([0, None, 2]), "1 nulls"),
+    ],
+)
+def test_labels_that_are_no_class_numbers_are_refused_at_submission(tmp_path: Path, labels: pa.Array, words: str):
+    folder = write_images(tmp_path / "images", train=3)
+    table = pq.read_table(folder / "train-00000-of-00001.parquet")
+    pq.write_table(table.set_column(1, "label", labels), folder / "train-00000-of-00001.parquet")
+    with pytest.raises(SpecError, match=words):
+        facts_for(parquet("images"), [tmp_path])

@@ -23,6 +23,8 @@ def test_yaml_reads_exponents_as_the_numbers_they_are():
         ("1: 2", "yaml", "keys must be text"),
         ("{", "yaml", "not well-formed YAML"),
         ("a: !!python/object/apply:os.system [x]", "yaml", "not well-formed YAML"),
+        ('a: !!bool "x"', "yaml", "not well-formed YAML"),
+        ('a: !!timestamp "x"', "yaml", "not well-formed YAML"),
         ("--- a\n--- b", "yaml", "not well-formed YAML"),
         ("[" * 5000, "yaml", "nested deeper"),
         ("[" * 30 + "]" * 30, "yaml", "nested deeper"),

@@ -72,3 +72,12 @@ def test_damaged_images_are_fatal_with_the_reason(tmp_path: Path):
     ended = drive(tmp_path / "damaged", study, "http://127.0.0.1:1", "--data-root", str(tmp_path / "root"))
     assert ended.returncode == 3, ended.stdout + ended.stderr
     assert "normstudy: fatal:" in ended.stdout.splitlines()[-1]
+
+
+def test_data_that_has_changed_is_fatal_with_the_reason(tmp_path: Path):
+    ledger = Ledger(str(tmp_path / "changed"))
+    ledger.write_file("data.json", b'{"checksum": "0123456789abcdef0123"}')
+    ended = drive(tmp_path / "changed", spec(), "http://127.0.0.1:1")
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "the data set has changed since this study began" in ended.stdout.splitlines()[-1]
+    assert ledger.finished() == set()

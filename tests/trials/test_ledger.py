@@ -4,6 +4,7 @@ import multiprocessing
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.studies import plan
@@ -153,3 +154,26 @@ def test_uri_and_path_name_the_same_ledger(ledger: Ledger, tmp_path: Path):
 def test_empty_ledger_has_an_empty_table(ledger: Ledger):
     assert ledger.table(plan()).equals(RESULTS_SCHEMA.empty_table())
     assert isinstance(ledger.table(plan()), pa.Table)
+
+
+def test_lost_pack_is_run_again_and_replaced(ledger: Ledger):
+    laid = plan()
+    first = laid.packs[0]
+    gone = [TrialResult.absent(t, TrialState.LOST, Reason.WORKER_LOST) for t in first.trials]
+    ledger.append(first, gone, {"attempt": 1})
+    ledger.mark_tracked(first.key, ["r1"])
+    assert first not in ledger.missing(laid)
+    assert first in ledger.to_run(laid)
+    ledger.append(first, results_of(first), {"attempt": 2})
+    assert first not in ledger.to_run(laid)
+    assert ledger.provenance(first.key) == {"attempt": 2}
+    assert ledger.tracked() == set()  # MLflow has to hear of it again
+
+
+def test_table_of_other_columns_counts_as_damage(ledger: Ledger, tmp_path: Path):
+    pack = plan().packs[0]
+    (tmp_path / "study" / "shards").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "study" / "shards" / f"{pack.key}.parquet")
+    assert ledger.finished() == set()
+    ledger.append(pack, results_of(pack), {})
+    assert ledger.finished() == {pack.key}

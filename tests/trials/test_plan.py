@@ -90,3 +90,21 @@ def test_cost_counts_what_is_trained():
     assert cost.updates == lanes * 2 * (2 + 1)  # two epochs of 2 and of 1 batches
     assert cost.samples == lanes * 2 * 1222 * 2
     assert cost.core_seconds > 0
+
+
+def test_large_networks_share_a_pack_with_fewer():
+    wide = plan(**{"model": {"width": 8192, "depth": 2}, "space.learning_rate": [0.1, 0.2, 0.3, 0.4], "seeds": 4})
+    assert {len(pack.trials) for pack in wide.packs} == {2}
+    assert wide.trials == 2 * 2 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "axis", "pointer"),
+    [({"width": 65536, "depth": 3}, None, "/model/width"), ({"depth": 3}, [8, 65536], "/space/width/1")],
+)
+def test_network_that_no_node_holds_is_refused(model, axis, pointer):
+    changes = {"model": model} | ({"space.width": axis} if axis else {})
+    study = spec(**changes)
+    with pytest.raises(SpecError, match="GiB of memory") as caught:
+        make_plan(study, facts_for(study.data, []))
+    assert [i.pointer for i in caught.value.issues] == [pointer]

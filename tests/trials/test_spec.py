@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.studies import document, spec
-from trials.spec import SpecError, load_preset, parse_document, parse_spec, preset_names, preset_text
+from trials.spec import SpecError, load_preset, parse_document, parse_spec, preset_names, preset_text, warnings_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,7 +33,7 @@ def issues(**changes):
         ("space.batch_size", ["32"], "/space/batch_size/0", "not text ('32')"),
         ("space.batch_size", [True], "/space/batch_size/0", "valid integer"),
         ("space.batch_size", [None], "/space/batch_size/0", "integer"),
-        ("space.batch_size", 4, "/space/batch_size", "list"),
+        ("space.batch_size", 4, "/space/batch_size", "such as [4]"),
         ("space.batch_size", [], "/space/batch_size", "at least 1"),
         ("space.batch_size", [4, 4], "/space/batch_size", "listed twice"),
         ("space.batch_size", [10**400], "/space/batch_size/0", "less than or equal"),
@@ -143,3 +143,11 @@ def test_any_value_anywhere_is_accepted_or_told(value, key):
         assert error.issues
         assert all(i.pointer == "" or i.pointer.startswith("/") for i in error.issues)
         assert all(i.detail for i in error.issues)
+
+
+def test_what_will_disappoint_is_told():
+    assert warnings_of(spec()) == []
+    assert [w.pointer for w in warnings_of(spec(seeds=1))] == ["/seeds"]
+    assert warnings_of(spec(seeds=1, hypotheses=[])) == []
+    alone = spec(**{"space.normaliser": ["norm_like", "batch_norm"], "space.batch_size": [4, 1]})
+    assert [w.pointer for w in warnings_of(alone)] == ["/space/batch_size/1"]

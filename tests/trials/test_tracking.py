@@ -9,7 +9,7 @@ from tests.mlflow_server import MlflowServer, mlflow_server
 from tests.studies import plan, spec
 from tests.trials.test_ledger import results_of
 from trials.ledger import Ledger
-from trials.records import experiment_name
+from trials.records import Reason, TrialResult, TrialState, experiment_name
 from trials.tracking import Tracker
 
 PROVENANCE = {"started_at": "2026-12-01T08:00:00+00:00", "seconds": 2.0}
@@ -108,3 +108,40 @@ def test_outage_delays_and_loses_nothing(ledger: Ledger, tmp_path: Path):
         assert ledger.tracked() == ledger.finished()
     finally:
         away.stop()
+
+
+def test_run_made_twice_by_a_lost_answer_is_removed(server: MlflowServer, ledger: Ledger):
+    first = plan().packs[0]
+    fill(ledger, [first])
+    sender = tracker(ledger, "four", server.url)
+    sender.start()
+    assert sender.finish()
+    made = runs(server.url, "four", "trial")[0]
+    client = MlflowClient(tracking_uri=server.url)
+    client.create_run(made.info.experiment_id, tags=dict(made.data.tags))  # applied, but its answer never came
+    Path(ledger.root, "tracked", f"{first.key}.json").unlink()
+    again = tracker(ledger, "four", server.url)
+    again.start()
+    assert again.finish()
+    children = runs(server.url, "four", "trial")
+    assert len(children) == len({r.data.tags["normstudy.trial_key"] for r in children}) == len(first.trials)
+    assert {r.info.status for r in children} == {"FINISHED"}
+
+
+def test_lost_pack_that_was_run_again_is_corrected(server: MlflowServer, ledger: Ledger):
+    first = plan().packs[0]
+    gone = [TrialResult.absent(t, TrialState.LOST, Reason.WORKER_LOST) for t in first.trials]
+    ledger.append(first, gone, PROVENANCE)
+    sender = tracker(ledger, "five", server.url)
+    sender.start()
+    assert sender.finish()
+    assert {r.info.status for r in runs(server.url, "five", "trial")} == {"FAILED"}
+    fill(ledger, [first])
+    again = tracker(ledger, "five", server.url)
+    again.start()
+    assert again.finish()
+    children = runs(server.url, "five", "trial")
+    assert len(children) == len(first.trials)
+    assert {r.data.tags["normstudy.state"] for r in children} == {"succeeded", "diverged"}
+    assert {r.info.status for r in children} == {"FINISHED"}
+    assert all("test_loss" in r.data.metrics for r in children)

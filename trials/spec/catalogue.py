@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trials.spec.issues import Issue, SpecError
 from trials.spec.models import DataSpec
 
 IMAGE_COLUMNS = ("image", "img")
+_MOST_CLASSES = 100_000
 LABEL_COLUMNS = ("label", "fine_label", "labels")
 
 
@@ -102,10 +104,26 @@ def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
         first = batch.column(0)[0].as_py()
         with Image.open(io.BytesIO(first["bytes"])) as image:
             features = image.width * image.height * len(image.getbands())
-        classes = int(max(column.to_numpy().max() for column in labels)) + 1
+        classes = _count_classes(labels)
+    except SpecError:
+        raise
     except Exception as error:
         raise _path_error(f"the image data set in {data.path!r} cannot be read: {error}") from None
     return _split(data, train, test, features, classes)
+
+
+def _count_classes(columns: Sequence[pa.ChunkedArray]) -> int:
+    """Labels are class numbers from 0."""
+    for column in columns:
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise _path_error(
+                f"labels must be whole numbers, one for each image, not {column.type} with {column.null_count} nulls"
+            )
+    lowest = min(int(column.to_numpy().min()) for column in columns)
+    highest = max(int(column.to_numpy().max()) for column in columns)
+    if lowest < 0 or highest >= _MOST_CLASSES:
+        raise _path_error(f"labels must be 0 … C−1 (C at most {_MOST_CLASSES}); these go from {lowest} to {highest}")
+    return highest + 1
 
 
 def _confined(path: str, roots: Sequence[Path]) -> Path:

@@ -124,8 +124,8 @@ def _from_yaml(text: str) -> Any:
         raise DocumentError(f"not well-formed YAML: {error}") from None
     except DocumentError:
         raise
-    except (ValueError, OverflowError) as error:
-        raise DocumentError(f"not well-formed YAML: {error}") from None
+    except (ValueError, OverflowError, KeyError, AttributeError, TypeError) as error:  # a tag on a wrong value
+        raise DocumentError(f"not well-formed YAML: {error!r}") from None
 
 
 def _check_depth(value: Any, left: int) -> None:

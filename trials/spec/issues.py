@@ -93,6 +93,8 @@ def _detail(details: ErrorDetails, owner: type[BaseModel] | None) -> str:
             f"{_show(value)} is not a valid name: use letters, digits, space, '.', '_' or '-', "
             "starting and ending with a letter or digit"
         )
+    if kind == "list_type" and isinstance(value, int | float | str):
+        return f"must be a list, such as [{_show(value)}]"
     message = details["msg"].removeprefix("Input ")
     return f"{message}, not {_show(value)}" if not isinstance(value, dict | list) else message
 

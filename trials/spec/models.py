@@ -218,6 +218,19 @@ def parse_spec(document: Any) -> StudySpec:
     return spec
 
 
+def warnings_of(spec: StudySpec) -> list[Issue]:
+    """What is allowed and will probably disappoint; told at submission, refused by nothing."""
+    found: list[Issue] = []
+    if spec.hypotheses and len(spec.seed_list) < 2:
+        found.append(
+            Issue("/seeds", "with one seed no interval and no verdict can be computed; use at least 3, better 5")
+        )
+    if "batch_norm" in spec.space.normaliser and 1 in spec.space.batch_size:
+        place = f"/space/batch_size/{spec.space.batch_size.index(1)}"
+        found.append(Issue(place, "batch_norm over a batch of one sample turns every input into zero"))
+    return found
+
+
 def _cross_checks(spec: StudySpec) -> list[Issue]:
     """Faults that take more than one field to see."""
     issues: list[Issue] = []
