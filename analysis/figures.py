@@ -9,7 +9,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import altair as alt
 import numpy as np
@@ -17,9 +17,11 @@ import vl_convert
 
 from analysis.result import CurvePoint, StudyAnalysis, rounded
 from analysis.table import Outcomes
+from trials.spec import Normaliser
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+_NORMALISERS = get_args(Normaliser)
 VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 
 PANEL_WIDTH = 300
@@ -58,11 +60,13 @@ class Panel:
 
 
 def colour_of(arms: Sequence[str]) -> dict[str, str]:
-    return {arm: COLOURS[i % len(COLOURS)] for i, arm in enumerate(arms)}
+    """A normaliser has the same colour in every study, whatever others are beside it."""
+    return {arm: COLOURS[_NORMALISERS.index(arm) % len(COLOURS)] for arm in arms}
 
 
 def shape_of(arms: Sequence[str]) -> dict[str, str]:
-    return {arm: SHAPES[i % len(SHAPES)] for i, arm in enumerate(arms)}
+    """As `colour_of`."""
+    return {arm: SHAPES[_NORMALISERS.index(arm) % len(SHAPES)] for arm in arms}
 
 
 def slopes(analysis: StudyAnalysis, width: int) -> str:

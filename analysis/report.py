@@ -117,7 +117,8 @@ def _facts(spec: StudySpec, provenance: Mapping[str, Any]) -> list[tuple[str, st
         ("Learning rates", wording.listed([f"{rate:g}" for rate in spec.space.learning_rate])),
         ("Seeds", shown),
     ]
-    return facts + list(_flat(provenance))
+    said = {name for name, _ in facts}
+    return facts + [(name, text) for name, text in _flat(provenance) if name not in said]
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:

@@ -183,6 +183,7 @@ class StudyAnalysis(_Record):
     design: str
     budget: dict[str, int]
     counts: Counts
+    provisional: str | None  # said where planned trials have no result, so that the answers may change
     chance_accuracy: float | None
     arms: tuple[ArmResult, ...]
     hypotheses: tuple[HypothesisResult, ...]

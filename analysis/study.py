@@ -26,7 +26,7 @@ from analysis.result import (
     rounded,
 )
 from analysis.table import Outcomes, Treatment, read_outcomes
-from analysis.wording import arm_name, counted, listed, methods
+from analysis.wording import arm_name, counted, listed, methods, provisional
 from trials.spec import BatchSizeSlope, StudySpec
 
 _DEFAULT_ALPHA: float = BatchSizeSlope.model_fields["alpha"].default
@@ -85,6 +85,7 @@ def analyse(table: pa.Table, spec: StudySpec, *, resamples: int = RESAMPLES) -> 
         design=spec.design,
         budget=spec.training.budget.model_dump(),
         counts=Counts(outcomes.planned, outcomes.by_state),
+        provisional=provisional(outcomes.planned, outcomes.by_state),
         chance_accuracy=_rounded(outcomes.chance_accuracy),
         arms=tuple(
             _arm(arm, main[a], other[a] if other else None, outcomes, spec, resamples)

@@ -1,6 +1,6 @@
 """Numbers and sentences, the same in `verdict.json` and in the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from analysis.result import Interval
 from trials.spec import StudySpec
@@ -144,3 +144,13 @@ def methods(spec: StudySpec, resamples: int) -> str:
         "Randomness": ("all draws are seeded from the spec's hash: the same table and spec give the same figures."),
     }
     return "\n".join(f"{topic}: {text}" for topic, text in topics.items())
+
+
+def provisional(planned: int, by_state: Mapping[str, int]) -> str | None:
+    """Provisional: 30 of 72 planned trials have no result (30 cancelled). None where none lacks one."""
+    absent = {state: n for state in ("cancelled", "lost", "failed") if (n := by_state.get(state, 0))}
+    if not absent:
+        return None
+    total = sum(absent.values())
+    which = listed([f"{n} {state}" for state, n in absent.items()])
+    return f"Provisional: {total} of {planned} planned trials {'has' if total == 1 else 'have'} no result ({which})."

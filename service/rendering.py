@@ -33,7 +33,6 @@ STATE_STYLES = {
     "FAILED": "red",
     "CANCELLED": "yellow",
 }
-WITHOUT_RESULT = ("cancelled", "lost", "failed")
 """States of planned trials that tell nothing of the question: a diverged one does."""
 
 ARM_SIGNS = {"negative": "▼", "positive": "▲", "flat": "■", "undecided": "·"}
@@ -151,21 +150,9 @@ def outcome(study: Study, analysis: Mapping[str, Any] | None) -> RenderableType:
 
 def verdict(analysis: Mapping[str, Any]) -> RenderableType:
     """The verdict per normaliser, and the answer to each hypothesis."""
-    lacking = provisional(analysis)
+    lacking = analysis.get("provisional")
     warning = [Text(lacking, "bold yellow"), ""] if lacking else []
     return Group("", *warning, verdict_table(analysis), "", remarks(analysis), "", answers(analysis))
-
-
-def provisional(analysis: Mapping[str, Any]) -> str:
-    """Provisional: 30 of 72 planned trials have no result (30 cancelled). Empty where none lacks one."""
-    counts = analysis.get("counts") or {}
-    absent = {state: n for state in WITHOUT_RESULT if (n := counts.get("by_state", {}).get(state, 0))}
-    if not absent:
-        return ""
-    total = sum(absent.values())
-    have = "has" if total == 1 else "have"
-    listed = ", ".join(f"{n} {state}" for state, n in absent.items())
-    return f"Provisional: {total} of {counts['planned']} planned trials {have} no result ({listed})."
 
 
 def headline(study: Study) -> Text:

@@ -38,3 +38,19 @@ def test_every_setting_is_documented():
     assert set(documented) == {f"NORMSTUDY_{name.upper()}" for name in Settings.model_fields}
     for name, field in Settings.model_fields.items():
         assert str(field.description) in documented[f"NORMSTUDY_{name.upper()}"]
+
+
+def test_every_result_column_is_documented():
+    from trials.records import RESULTS_SCHEMA
+
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert [name for name in RESULTS_SCHEMA.names if f"`{name}`" not in page] == []
+
+
+def test_every_key_of_the_verdict_is_documented():
+    import json
+
+    page = (ROOT / "docs" / "results.md").read_text()
+    shape = json.loads((ROOT / "tests" / "analysis" / "golden" / "verdict_shape.json").read_text())
+    obvious = {"schema", "study", "design", "budget", "chance_accuracy"}
+    assert [key for key in shape if key not in obvious and f"`{key}`" not in page and f"`{key}[]`" not in page] == []

@@ -13,6 +13,7 @@ from scipy import stats
 
 from analysis import analyse
 from analysis.result import rounded
+from analysis.wording import provisional
 from tests.analysis.simulate import (
     absent,
     as_table,
@@ -527,3 +528,19 @@ def test_slopes_opposed_between_learning_rates_answer_nothing():
     )
     assert decided <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
     assert answered == 0
+
+
+@pytest.mark.parametrize(
+    ("by_state", "line"),
+    [
+        ({"succeeded": 42, "cancelled": 30}, "Provisional: 30 of 72 planned trials have no result (30 cancelled)."),
+        (
+            {"succeeded": 60, "diverged": 5, "failed": 2, "lost": 5, "cancelled": 0},
+            "Provisional: 7 of 72 planned trials have no result (5 lost and 2 failed).",
+        ),
+        ({"succeeded": 71, "lost": 1}, "Provisional: 1 of 72 planned trials has no result (1 lost)."),
+        ({"succeeded": 70, "diverged": 2, "lost": 0}, None),
+    ],
+)
+def test_part_of_a_plan_gives_a_provisional_answer(by_state: dict[str, int], line: str | None):
+    assert provisional(72, by_state) == line

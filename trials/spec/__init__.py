@@ -3,7 +3,7 @@
 from trials.spec.catalogue import DataFacts, facts_for
 from trials.spec.documents import DocumentError, load_preset, parse_document, preset_names, preset_text
 from trials.spec.issues import Issue, SpecError, nearest
-from trials.spec.models import BatchSizeSlope, DataSpec, StudySpec, parse_spec, warnings_of
+from trials.spec.models import BatchSizeSlope, DataSpec, Normaliser, StudySpec, parse_spec, warnings_of
 
 __all__ = [
     "BatchSizeSlope",
@@ -11,6 +11,7 @@ __all__ = [
     "DataSpec",
     "DocumentError",
     "Issue",
+    "Normaliser",
     "SpecError",
     "StudySpec",
     "facts_for",
