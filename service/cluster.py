@@ -18,6 +18,9 @@ import httpx
 FATAL_EXIT = 3
 """The driver's exit status where another attempt would not help."""
 
+STUDY_KEY = "normstudy_study"
+"""Name of the metadata that says whose job it is."""
+
 _FATAL_LINE = re.compile(r"^normstudy: fatal: (.+)$", re.MULTILINE)
 
 _RAYS_OWN_LINES = ("Running entrypoint for job", "Runtime env is setting up")
@@ -125,11 +128,28 @@ class Cluster:
         answer = self._send("GET", f"/api/jobs/{quote(submission_id, safe='')}", missing=True)
         if answer.status_code == 404:
             return None
-        details = self._read(answer)
+        return self._job(self._read(answer))
+
+    def alive(self, study_id: str) -> list[str]:
+        """Submission ids of the study's jobs that have not ended, whichever attempt they are of.
+
+        Raises:
+            ClusterUnavailable
+        """
         try:
-            return Job(JobStatus(details["status"]), details.get("message") or "", details.get("driver_exit_code"))
-        except (ValueError, KeyError) as error:
-            raise ClusterUnavailable(f"{self.url} tells of a job without a known status: {error}") from error
+            listed = self._send("GET", "/api/jobs/").json()
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list) or not all(isinstance(details, dict) for details in listed):
+            raise ClusterUnavailable(f"{self.url} does not answer as Ray's Jobs API does")
+        found = []
+        for details in listed:
+            job_id = details.get("submission_id")  # none for a driver that was not submitted
+            if not job_id or not _is_of(study_id, job_id, details.get("metadata") or {}):
+                continue
+            if not self._job(details).status.has_ended:
+                found.append(str(job_id))
+        return found
 
     def logs(self, submission_id: str) -> str:
         """All that the job has printed; empty where Ray does not know the job.
@@ -172,6 +192,12 @@ class Cluster:
             raise JobRefused(said)
         raise ClusterUnavailable(said)
 
+    def _job(self, details: Mapping[str, Any]) -> Job:
+        try:
+            return Job(JobStatus(details["status"]), details.get("message") or "", details.get("driver_exit_code"))
+        except (ValueError, KeyError) as error:
+            raise ClusterUnavailable(f"{self.url} tells of a job without a known status: {error}") from error
+
     def _read(self, answer: httpx.Response) -> dict[str, Any]:
         try:
             said = answer.json()
@@ -190,6 +216,10 @@ def submission_id(name: str, study_id: str, attempt: int) -> str:
 def slug(name: str, longest: int = 40) -> str:
     """A study's name as lower-case letters, digits and single hyphens; `study` where nothing is left."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:longest].strip("-") or "study"
+
+
+def _is_of(study_id: str, job_id: str, metadata: Mapping[str, Any]) -> bool:
+    return metadata.get(STUDY_KEY) == study_id or f"-{study_id}-" in job_id
 
 
 def driver_entrypoint(

@@ -5,12 +5,15 @@
       │   ╲─cancel─▶ CANCELLING ──job has ended──────────────▶ ANALYSING ──▶ CANCELLED
       ╰── next attempt ───╯           (without any finished pack, ANALYSING is skipped)
 
+`resume` leads from each of the three ends back to QUEUED, if something is left to run.
+
 Each step looks at what is true (the store, Ray, the ledger) and does the next thing; each is
 safe to repeat, so a service that was killed between any two lines goes on where it was.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -24,16 +27,22 @@ from service.cluster import (
     JobStatus,
     submission_id,
 )
-from service.jobs import submit_driver
+from service.jobs import EarlierDriverAlive, Outdated, stop_drivers, submit_driver
 from service.logs import event
 from service.problems import Conflict
 from service.publishing import Publisher
-from service.results import STORAGE_ERRORS, Library, absent_as
+from service.results import STORAGE_ERRORS, Library, absent_as, no_progress
 from service.settings import Settings
-from service.store import Store, StoreUnavailable, Study, StudyState
+from service.store import ENDED, Store, StoreUnavailable, Study, StudyState
 from service.tracking import Tracking
 
 log = logging.getLogger(__name__)
+
+MOST_FORGOTTEN = 10
+"""Attempts since the last `resume` that do not count because Ray forgot their job. Later ones do."""
+
+STORAGE_PATIENCE_SECONDS = 60.0
+"""How long a cancelled study waits for results that cannot be read, before it ends without an analysis."""
 
 
 def cancel(store: Store, study_id: str) -> Study:
@@ -55,18 +64,24 @@ def cancel(store: Store, study_id: str) -> Study:
             return store.get(study_id)
 
 
-def resume(store: Store, study_id: str) -> Study:
-    """Queue an ended study again: it runs what is missing of its plan.
+def resume(store: Store, library: Library, study_id: str) -> Study:
+    """Queue an ended study again: it runs what is missing of its plan, and what was lost.
+
+    A completed study too, where a shard has been damaged since, or trials of it were lost.
 
     Raises:
         StudyUnknown, Conflict
+        LedgerError, OSError, pyarrow.ArrowException: the study's folder cannot be read.
     """
     study = store.get(study_id)
-    resumable = (StudyState.FAILED, StudyState.CANCELLED)
+    if study.state == StudyState.COMPLETED and not library.open(study).to_run():
+        raise Conflict(f"nothing is left to run of study {study_id}: each of its trials has a result")
+    resumable = tuple(ENDED)
     attempt = study.attempt + 1
     changes: dict[str, Any] = {
         "attempt": attempt,
         "first_attempt": attempt,
+        "forgotten": 0,
         "attempt_started_at": None,
         "reason": None,
         "outcome": None,
@@ -77,7 +92,7 @@ def resume(store: Store, study_id: str) -> Study:
     }
     if not store.transition(study_id, resumable, StudyState.QUEUED, attempt=study.attempt, changes=changes):
         state = store.get(study_id).state
-        raise Conflict(f"study {study_id} is {state}; only a study that is FAILED or CANCELLED can be resumed")
+        raise Conflict(f"study {study_id} is {state}; only a study that has ended can be resumed")
     event(log, "resumed", study=study_id, attempt=attempt)
     return store.get(study_id)
 
@@ -104,6 +119,7 @@ class Reconciler:
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._ray_is_away = ""  # why, within one tick
+        self._unreadable_since: dict[str, float] = {}  # studies that are to be cancelled, by id
 
     def start(self) -> None:
         self._thread.start()
@@ -179,13 +195,21 @@ class Reconciler:
     # -- the job -----------------------------------------------------------------------------------
 
     def _submit(self, study: Study) -> None:
-        results = self._library.open(study)
-        if not results.ledger.has_file("spec.json"):
-            results.ledger.write_file("spec.json", study.spec.encode())
         job_id = submission_id(study.name, study.id, study.attempt)
         now = datetime.now(UTC)
         try:
-            submitted = submit_driver(self._cluster, self._settings, study, job_id)
+            submitted = submit_driver(
+                self._cluster,
+                self._settings,
+                study,
+                job_id,
+                still_wanted=lambda: self._store.get(study.id).attempt == study.attempt,
+            )
+        except Outdated:  # by another service on the same database
+            return
+        except EarlierDriverAlive as waiting:
+            self._tell(study, str(waiting))
+            return
         except JobRefused as error:
             self._conclude(study, StudyState.FAILED, f"Ray refused the study's job: {error}")
             return
@@ -203,7 +227,7 @@ class Reconciler:
         results = self._library.open(study)
         results.refresh(max_age=0)
         if job is None:
-            self._next_attempt(study, "Ray does not know the job any more (its head was restarted?)", results.missing)
+            self._forgotten(study, results.missing)
         elif job.fatal_reason is not None:
             self._conclude(study, StudyState.FAILED, job.fatal_reason)
         elif job.status is JobStatus.SUCCEEDED and results.missing == 0:
@@ -211,8 +235,18 @@ class Reconciler:
         else:
             self._next_attempt(study, _why(job, results.missing), results.missing)
 
+    def _forgotten(self, study: Study, missing: int) -> None:
+        """Ray's head was restarted: no fault of the study's, unless it is the study that kills Ray."""
+        why = "Ray does not know the job any more (its head was restarted?)"
+        if study.forgotten >= MOST_FORGOTTEN:
+            self._next_attempt(study, why, missing)
+            return
+        reason = f"attempt {study.attempt} does not count: {why}"
+        changes = {"attempt": study.attempt + 1, "forgotten": study.forgotten + 1, "attempt_started_at": None}
+        self._move(study, StudyState.QUEUED, changes | {"reason": reason}, reason=reason)
+
     def _next_attempt(self, study: Study, why: str, missing: int) -> None:
-        used, most = study.attempt - study.first_attempt + 1, self._settings.max_attempts
+        used, most = study.attempt - study.first_attempt + 1 - study.forgotten, self._settings.max_attempts
         if used < most:
             reason = f"attempt {used} of {most} ended: {why}"
             changes = {"attempt": study.attempt + 1, "attempt_started_at": None, "reason": reason}
@@ -224,10 +258,11 @@ class Reconciler:
             self._conclude(study, StudyState.FAILED, what)
 
     def _end_job(self, study: Study) -> None:
-        job_id = submission_id(study.name, study.id, study.attempt)
-        job = self._cluster.job(job_id)
-        if job is not None and not job.status.has_ended:
-            self._cluster.stop(job_id)
+        if study.started_at is None and self._cluster.job(submission_id(study.name, study.id, study.attempt)):
+            # The cancel came between the submission and its note: MLflow may know of the study all the same.
+            self._store.note(study, started_at=datetime.now(UTC))
+            study.started_at = datetime.now(UTC)
+        if stop_drivers(self._cluster, study.id):
             self._tell(study, None)
             return
         self._conclude(study, StudyState.CANCELLED, None)
@@ -236,8 +271,20 @@ class Reconciler:
 
     def _conclude(self, study: Study, outcome: StudyState, reason: str | None) -> None:
         """The job is over: analyse what there is, or end at once where there is nothing."""
-        results = self._library.open(study)
-        results.refresh(max_age=0)
+        try:
+            results = self._library.open(study)
+            results.refresh(max_age=0)
+        except STORAGE_ERRORS as error:
+            if outcome is not StudyState.CANCELLED:
+                raise
+            since = self._unreadable_since.setdefault(study.id, time.monotonic())
+            if time.monotonic() - since < STORAGE_PATIENCE_SECONDS:
+                raise
+            del self._unreadable_since[study.id]
+            # Who cancels must get rid of it, however damaged; `resume` analyses what is mended by then.
+            self._finish(study, outcome, f"not analysed, as its results cannot be read: {error}", verdict=None)
+            return
+        self._unreadable_since.pop(study.id, None)
         if results.any_finished:
             self._move(study, StudyState.ANALYSING, {"outcome": outcome, "reason": reason}, outcome=outcome)
         else:
@@ -275,16 +322,22 @@ class Reconciler:
     def _finish(
         self, study: Study, outcome: StudyState, reason: str | None, verdict: list[dict[str, Any]] | None
     ) -> None:
-        results = self._library.open(study)
-        results.refresh(max_age=0)
-        progress = results.progress(study) | {"trials_per_second": None, "seconds_left": None}
+        try:
+            results = self._library.open(study)
+            results.refresh(max_age=0)
+            progress = results.progress(study)
+        except STORAGE_ERRORS:
+            if verdict is not None:  # the storage went away this moment: it is analysed again once it is back
+                raise
+            progress = no_progress(study)
+        progress |= {"trials_per_second": None, "seconds_left": None}
         changes = {
             "reason": reason,
             "outcome": outcome,
             "verdict": verdict,
             "ended_at": datetime.now(UTC),
             "progress": progress,
-            "published": not results.any_finished and study.mlflow_experiment is None,
+            "published": study.started_at is None,  # no job was ever submitted: MLflow has nothing to end
         }
         self._move(study, outcome, changes, reason=reason)
 

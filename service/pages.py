@@ -33,10 +33,12 @@ def decode_token(token: str, listing: Sequence[Any], kinds: Sequence[type]) -> l
             raise ValueError
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         digest, *position = json.loads(raw)
+        for part in position:
+            str(part).encode()  # a lone surrogate, which JSON can spell, is no text that a database takes
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        raise _refused("is not a token that this service gave out") from None
+        raise not_ours() from None
     if len(position) != len(kinds) or any(type(p) is not k for p, k in zip(position, kinds, strict=True)):
-        raise _refused("is not a token that this service gave out")
+        raise not_ours()
     if digest != _digest(listing):
         raise _refused("belongs to another listing; keep the filters of the first page")
     return position
@@ -44,6 +46,10 @@ def decode_token(token: str, listing: Sequence[Any], kinds: Sequence[type]) -> l
 
 def _digest(listing: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(list(listing)).encode()).hexdigest()[:12]
+
+
+def not_ours() -> Invalid:
+    return _refused("is not a token that this service gave out")
 
 
 def _refused(detail: str) -> Invalid:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import pyarrow as pa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -171,6 +172,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LedgerError)
     def _ledger(request: Request, error: LedgerError) -> JSONResponse:
+        return answer(request, Unavailable(f"the study's files cannot be read: {error}"))
+
+    @app.exception_handler(pa.ArrowException)
+    def _arrow(request: Request, error: pa.ArrowException) -> JSONResponse:
         return answer(request, Unavailable(f"the study's files cannot be read: {error}"))
 
     @app.exception_handler(OSError)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from service.analysing import REPORT_FILE, RESULTS_FILE, VERDICT_FILE
 from service.cluster import Cluster, ClusterError, submission_id
-from service.jobs import submit_driver
+from service.jobs import EarlierDriverAlive, Outdated, submit_driver
 from service.logs import event
 from service.results import STORAGE_ERRORS, Library
 from service.settings import Settings
@@ -79,27 +79,32 @@ class Publisher:
             results.refresh(max_age=0)
             if has_ended and not results.is_tracked and self._send_rest(study):
                 self._pauses.pop(study.id, None)  # it takes seconds: look again soon
+            nothing = has_ended and not results.any_finished  # that MLflow would lack
             if place is None:
-                return False
+                return nothing and self._note_published(study, None)
             if study.mlflow_experiment != place.experiment_id:
                 self._store.note(study, mlflow_experiment=place.experiment_id)
             if not has_ended:
                 return True
-            if place.run_id is None:
-                return False
+            if place.run_id is None:  # the driver ended between making its experiment and its run
+                return nothing and self._note_published(study, place.experiment_id)
             names = (RESULTS_FILE, VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
             files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in names}
             self._tracking.publish(study, place.run_id, files)
             if not results.is_tracked:
                 return False  # the verdict is there, packs have yet to follow: look again later
-            self._store.note(study, published=True)
-            event(log, "published", study=study.id, experiment=place.experiment_id)
+            self._note_published(study, place.experiment_id)
         except (TrackingUnavailable, StoreUnavailable, ClusterError, *STORAGE_ERRORS) as error:
             event(log, "tracking delayed", study=study.id, detail=str(error))
             return False
         except Exception:
             log.exception("study %s could not be published; it will be tried again", study.id)
             return False
+        return True
+
+    def _note_published(self, study: Study, experiment: str | None) -> bool:
+        if self._store.note(study, published=True):
+            event(log, "published", study=study.id, experiment=experiment)
         return True
 
     def _send_rest(self, study: Study) -> bool:
@@ -113,9 +118,26 @@ class Publisher:
             job_id = f"{attempt_id}-tracking{number}"
             job = self._cluster.job(job_id)
             if job is None:
-                submit_driver(self._cluster, self._settings, study, job_id, only_tracking=True)
+                try:
+                    submit_driver(
+                        self._cluster,
+                        self._settings,
+                        study,
+                        job_id,
+                        only_tracking=True,
+                        still_wanted=lambda: self._is_still(study),
+                    )
+                except EarlierDriverAlive:
+                    return True
+                except Outdated:
+                    return False
                 event(log, "tracking job submitted", study=study.id, job=job_id)
                 return True
             if not job.status.has_ended:
                 return True
         return False
+
+    def _is_still(self, study: Study) -> bool:
+        """Whether nobody has resumed the study since this thread was handed it."""
+        now = self._store.get(study.id)
+        return (now.state, now.attempt) == (study.state, study.attempt)

@@ -8,8 +8,10 @@ import io
 import math
 import threading
 import time
+import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from service.analysing import ATTEMPT_KEY, RESULTS_FILE
@@ -58,8 +61,11 @@ class StudyResults:
     """One study's plan and what its ledger says of it. Safe to use from several threads."""
 
     def __init__(self, study: Study, root: str):
-        self.spec: StudySpec = parse_spec(parse_document(study.spec, "json"))
-        self.facts = DataFacts(**study.facts)
+        try:
+            self.spec: StudySpec = parse_spec(parse_document(study.spec, "json"))
+            self.facts = DataFacts(**study.facts)
+        except (ValueError, TypeError) as error:  # SpecError and DocumentError are of the first kind
+            raise LedgerError(f"the stored spec of study {study.id} cannot be understood: {error}") from error
         self.ledger = Ledger(root)
         self._lock = threading.Lock()
         self._finished: dict[str, Finished] = {}
@@ -123,6 +129,14 @@ class StudyResults:
         """Whether MLflow has every finished pack, as of the last `refresh`."""
         return self._finished.keys() <= self._tracked
 
+    def to_run(self) -> list[Pack]:
+        """What another attempt would have to run: packs without a readable shard, and lost ones.
+
+        Raises:
+            LedgerError, OSError, pyarrow.ArrowException
+        """
+        return self.ledger.to_run(self.plan)
+
     def progress(self, study: Study, now: datetime | None = None) -> dict[str, Any]:
         """Counts, and how fast the present attempt goes.
 
@@ -171,7 +185,12 @@ class StudyResults:
         if trial_key not in self._places:
             return None
         pack, row = self._places[trial_key]
+        if StudyState(study.state).has_ended and (file := self._trials_file(study)) is not None:
+            with readable(study):
+                return plain(file.read().slice(self._first_rows[pack.key] + row, 1).to_pylist()[0])
         self.refresh()
+        if StudyState(study.state).has_ended:
+            self._check_counts(study)
         if pack.key in self._finished:
             return plain(self.ledger.shard(pack.key).slice(row, 1).to_pylist()[0])
         if not StudyState(study.state).has_ended:
@@ -219,30 +238,60 @@ class StudyResults:
         with self._lock:
             if self._settled is not None and self._settled[0] == version:
                 return self._settled[1]
-            table = self._trials_file(study)
-            if table is None:  # no analysis came so far
-                table = self.ledger.table(self.plan, absent=absent_as(StudyState(study.state))).select(SCALAR_COLUMNS)
+        # Without the lock: to look at the ledger takes it too.
+        file = self._trials_file(study)
+        if file is None:
+            self.refresh(max_age=0)
+            self._check_counts(study)
+            table = self.ledger.table(self.plan, absent=absent_as(StudyState(study.state))).select(SCALAR_COLUMNS)
+        else:
+            with readable(study):
+                table = file.read(columns=list(SCALAR_COLUMNS)).replace_schema_metadata(None)
+        with self._lock:
             self._settled = (version, table.combine_chunks())
             return self._settled[1]
 
-    def _trials_file(self, study: Study) -> pa.Table | None:
-        """What the analysis of this attempt wrote; None where it did not come so far."""
-        try:
-            content = self.ledger.read_file(RESULTS_FILE)
-        except LedgerError:
+    def _trials_file(self, study: Study) -> pq.ParquetFile | None:
+        """What the analysis of this attempt wrote; None where it did not come so far.
+
+        Raises:
+            LedgerError: the file is there and damaged.
+        """
+        if not self.ledger.has_file(RESULTS_FILE):
             return None
-        file = pq.ParquetFile(pa.BufferReader(content))
-        if (file.schema_arrow.metadata or {}).get(ATTEMPT_KEY) != str(study.attempt).encode():
-            return None
-        return file.read(columns=list(SCALAR_COLUMNS)).replace_schema_metadata(None)
+        with readable(study):
+            file = pq.ParquetFile(pa.BufferReader(self.ledger.read_file(RESULTS_FILE)))
+            if (file.schema_arrow.metadata or {}).get(ATTEMPT_KEY) != str(study.attempt).encode():
+                return None
+            if not file.schema_arrow.equals(RESULTS_SCHEMA) or file.metadata.num_rows != self.plan.trials:
+                raise pa.ArrowInvalid("it is not a table of the study's trials")
+            return file
+
+    def _check_counts(self, study: Study) -> None:
+        """Shards stand in for the table that is not there, if they still say what was counted at the end.
+
+        Raises:
+            LedgerError
+        """
+        kept = study.progress
+        if kept is None:
+            return
+        states = Counter(state for pack in self._finished.values() for state in pack.states)
+        if dict(states) == kept["states"]:
+            return
+        raise LedgerError(
+            f"{RESULTS_FILE} of study {study.id} is missing, and its shards no longer hold what was counted when it "
+            f"ended ({len(self._finished)} readable of {kept['packs_done']}); "
+            "restore the study's folder from a copy, or resume the study to run what is missing"
+        )
 
     # -- exports -----------------------------------------------------------------------------------
 
-    def csv(self, study: Study) -> Iterator[bytes]:
-        """The scalar columns as CSV, in pieces."""
-        yield _csv(RESULTS_SCHEMA.empty_table().select(SCALAR_COLUMNS), header=True)
+    def csv(self, study: Study, sink: Any) -> None:
+        """The scalar columns as CSV, into a file object."""
+        sink.write(_csv(RESULTS_SCHEMA.empty_table().select(SCALAR_COLUMNS), header=True))
         for table in self._tables(study):
-            yield _csv(table.select(SCALAR_COLUMNS), header=False)
+            sink.write(_csv(table.select(SCALAR_COLUMNS), header=False))
 
     def parquet(self, study: Study, sink: Any) -> None:
         """All columns as Parquet, into a file object."""
@@ -251,8 +300,15 @@ class StudyResults:
                 writer.write_table(table)
 
     def _tables(self, study: Study) -> Iterator[pa.Table]:
-        """Trials in the plan's order, a pack at a time: memory does not grow with the study."""
+        """Trials in the plan's order, in parts: memory does not grow with the study."""
+        if StudyState(study.state).has_ended and (file := self._trials_file(study)) is not None:
+            with readable(study):
+                for batch in file.iter_batches(batch_size=1000):
+                    yield pa.Table.from_batches([batch]).replace_schema_metadata(None)
+            return
         self.refresh()
+        if StudyState(study.state).has_ended:
+            self._check_counts(study)
         finished = self._finished
         for pack in self.plan.packs:
             if pack.key in finished:
@@ -261,6 +317,47 @@ class StudyResults:
                 absent = absent_as(StudyState(study.state))
                 gone = [TrialResult.absent(trial, *absent) for trial in pack.trials]
                 yield results_table([pack.key] * len(gone), gone)
+
+
+@contextmanager
+def readable(study: Study) -> Iterator[None]:
+    """Damage to the analysed table leaves as `LedgerError`, with what to do about it."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise LedgerError(
+            f"{RESULTS_FILE} of study {study.id} is damaged ({error}); restore it from a copy, or remove it: "
+            "the rows are then read from the study's shards"
+        ) from error
+
+
+def check_storage(address: str) -> None:
+    """Write a small file, read it, and remove it.
+
+    Raises:
+        OSError, pyarrow.ArrowException, LedgerError: the storage does not take it, or does not give it back.
+        ValueError: not the address of a storage.
+    """
+    name, content = f".ready-{uuid.uuid4().hex}", b"normstudy\n"
+    place = Ledger(address)
+    place.write_file(name, content)
+    if place.read_file(name) != content:
+        raise LedgerError("a file that was just written reads otherwise")
+    files, base = pafs.FileSystem.from_uri(address)
+    files.delete_file(f"{base}/{name}")
+
+
+def no_progress(study: Study) -> dict[str, Any]:
+    """The progress of a study whose ledger cannot be read."""
+    return {
+        "trials_total": study.trials,
+        "trials_done": 0,
+        "packs_total": study.packs,
+        "packs_done": 0,
+        "states": {},
+        "trials_per_second": None,
+        "seconds_left": None,
+    }
 
 
 class Library:

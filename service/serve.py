@@ -21,8 +21,15 @@ def serve(settings: "Settings") -> int:
 
     from service.app import create_app
     from service.logs import configure
+    from service.migrate import open_store
+    from service.store import StoreUnavailable
 
     configure()
+    try:
+        open_store(settings.database_url).close()  # the application opens it anew; here it can be told in a line
+    except StoreUnavailable as error:
+        print(f"normstudy: the database does not answer: {error}", file=sys.stderr)
+        return 1
     try:
         listener = _listen(settings.host, settings.port)
     except OSError as error:
@@ -59,6 +66,8 @@ def main() -> int:
         settings = Settings()
     except ValidationError as error:
         for fault in error.errors():
+            if fault["type"] == "default_factory_not_called":  # of settings that follow from the bad one
+                continue
             name = "NORMSTUDY_" + "_".join(str(part) for part in fault["loc"]).upper()
             print(f"normstudy: {name}: {fault['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return 2

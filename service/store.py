@@ -96,6 +96,7 @@ class Study(Base):
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     attempt: Mapped[int] = mapped_column(default=1)
     first_attempt: Mapped[int] = mapped_column(default=1)  # of this run: `resume` begins a new count
+    forgotten: Mapped[int] = mapped_column(default=0)  # attempts of this run that do not count: Ray forgot their job
     attempt_started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     spec: Mapped[str] = mapped_column(sa.Text)  # canonical JSON
     spec_hash: Mapped[str] = mapped_column(sa.String(64))
@@ -186,8 +187,10 @@ class Store:
         Raises:
             StudyUnknown: no study of that id.
         """
-        with self._session(self._reads) as session:
-            study = session.get(Study, study_id)
+        study = None
+        if "\0" not in study_id:  # which PostgreSQL's text cannot have
+            with self._session(self._reads) as session:
+                study = session.get(Study, study_id)
         if study is None:
             raise StudyUnknown(study_id)
         return study
@@ -252,13 +255,17 @@ class Store:
         query = sa.update(Study).where(Study.id == study.id, Study.state == study.state, Study.attempt == study.attempt)
         return self._update(query.values(**changes))
 
-    def ping(self) -> None:
-        """
+    def check(self) -> None:
+        """Write a row, and take it back: a database that only reads is no use.
+
         Raises:
-            StoreUnavailable: the database does not answer.
+            StoreUnavailable: the database does not answer, or does not take the row.
         """
-        with self._session(self._reads) as session:
-            session.execute(sa.text("SELECT 1"))
+        probe = {"id": new_study_id(), "name": "probe", "state": StudyState.QUEUED, "created_at": datetime.now(UTC)}
+        probe |= {"spec": "{}", "spec_hash": "", "facts": {}, "cost": {}, "trials": 0, "cells": 0, "packs": 0}
+        with self._session(self._writes) as session:
+            session.execute(sa.insert(Study).values(**probe))
+            session.rollback()
 
     def close(self) -> None:
         self.engine.dispose()

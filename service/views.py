@@ -1,23 +1,32 @@
 """What the API says: the shapes of its answers, and how records become them."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, Field, create_model
 
 from service.cluster import submission_id
-from service.results import SCALAR_COLUMNS, Library
+from service.logs import event
+from service.problems import Fault
+from service.results import SCALAR_COLUMNS, STORAGE_ERRORS, Library, no_progress
 from service.settings import Settings
 from service.store import Study, StudyState
 from service.tracking import Tracking
 from trials.plan import Plan
 from trials.records import CURVE_COLUMNS, RESULTS_SCHEMA
-from trials.spec import StudySpec, parse_document, parse_spec
+from trials.spec import DocumentError, Issue, StudySpec, parse_document, parse_spec, warnings_of
+
+log = logging.getLogger(__name__)
 
 SPEC_SCHEMA = {"$ref": "#/components/schemas/StudySpec"}
+
+
+_WARNINGS: Any = Field(description="What is accepted and probably not meant, each with its place in the spec.")
 
 
 class CostView(BaseModel):
@@ -86,6 +95,7 @@ class StudyItem(BaseModel):
     progress: ProgressView
     tracking: Literal["current", "delayed"] = Field(description="Whether MLflow has all it should have by now.")
     verdict: list[HypothesisVerdict] | None = Field(description="Null until the study was analysed.")
+    warnings: list[Fault] = _WARNINGS
     links: LinksView
 
 
@@ -107,6 +117,7 @@ class Validation(BaseModel):
     spec: dict[str, Any] = Field(description="The document as it was understood, defaults filled in.")
     spec_hash: str
     plan: PlanView
+    warnings: list[Fault] = _WARNINGS
 
 
 class PresetItem(BaseModel):
@@ -158,27 +169,35 @@ class Views:
         self._settings, self._library, self._tracking = settings, library, tracking
 
     def study(self, study: Study) -> StudyView:
-        return StudyView(**self._fields(study), spec=parse_document(study.spec, "json"))
+        return StudyView(**self._fields(study), spec=_stored_document(study.spec))
 
     def item(self, study: Study) -> StudyItem:
         return StudyItem(**self._fields(study))
 
     def _fields(self, study: Study) -> dict[str, Any]:
+        trouble: str | None = None
+        try:
+            progress, is_tracked = self._library.progress(study), self._library.is_tracked(study)
+        except STORAGE_ERRORS as error:  # one damaged study must not hide itself, or a listing's others
+            trouble = f"its results cannot be read: {error}"
+            progress, is_tracked = study.progress or no_progress(study), False
+            event(log, "study unreadable", level=logging.WARNING, study=study.id, detail=str(error))
         return {
             "id": study.id,
             "name": study.name,
             "description": study.description,
             "state": StudyState(study.state),
-            "reason": study.reason,
+            "reason": f"{study.reason}; {trouble}" if study.reason and trouble else trouble or study.reason,
             "created_at": study.created_at,
             "started_at": study.started_at,
             "ended_at": study.ended_at,
             "attempt": study.attempt,
             "spec_hash": study.spec_hash,
             "plan": {"trials": study.trials, "cells": study.cells, "packs": study.packs, "cost": study.cost},
-            "progress": self._library.progress(study),
-            "tracking": "current" if self._library.is_tracked(study) else "delayed",
+            "progress": progress,
+            "tracking": "current" if is_tracked else "delayed",
             "verdict": study.verdict,
+            "warnings": faults(_warnings(study.spec)),
             "links": self._links(study),
         }
 
@@ -206,5 +225,21 @@ def spec_document(spec: StudySpec) -> Mapping[str, Any]:
     return spec.model_dump(mode="json")
 
 
-def stored_spec(study: Study) -> StudySpec:
-    return parse_spec(parse_document(study.spec, "json"))
+def faults(issues: Iterable[Issue]) -> list[Fault]:
+    return [Fault(pointer=issue.pointer, detail=issue.detail) for issue in issues]
+
+
+def _stored_document(text: str) -> dict[str, Any]:
+    """The stored spec; empty where the database's copy is damaged, which `reason` says then."""
+    try:
+        return parse_document(text, "json")
+    except DocumentError:
+        return {}
+
+
+@lru_cache(maxsize=1000)  # a listing asks for every study's again
+def _warnings(spec: str) -> tuple[Issue, ...]:
+    try:
+        return tuple(warnings_of(parse_spec(parse_document(spec, "json"))))
+    except ValueError:  # as above
+        return ()

@@ -8,9 +8,9 @@ from pydantic import BaseModel, Field
 
 from service.cluster import ClusterError
 from service.problems import Unavailable, documented
+from service.results import STORAGE_ERRORS, check_storage
 from service.services import Parts, Services, check_query
 from service.store import StoreError
-from trials.ledger import Ledger
 from trials.spec import Issue
 
 router = APIRouter(tags=["health"], dependencies=[Depends(check_query)])
@@ -47,7 +47,7 @@ def readyz(parts: Parts) -> Any:
 
 def _database(parts: Services) -> str:
     try:
-        parts.store.ping()
+        parts.store.check()
     except StoreError as error:
         return str(error)
     return "ok"
@@ -55,8 +55,8 @@ def _database(parts: Services) -> str:
 
 def _storage(parts: Services) -> str:
     try:
-        Ledger(parts.settings.storage).write_file(".ready", b"")
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these two kinds
+        check_storage(parts.settings.storage)
+    except (*STORAGE_ERRORS, ValueError) as error:  # the last: an address of no kind that pyarrow knows
         return f"{parts.settings.storage} cannot be written to: {error}"
     return "ok"
 

@@ -10,14 +10,24 @@ from fastapi.responses import StreamingResponse
 from service.analysing import REPORT_FILE, VERDICT_FILE
 from service.cluster import slug
 from service.lifecycle import cancel, resume
-from service.pages import decode_token, encode_token
+from service.pages import decode_token, encode_token, not_ours
 from service.problems import Conflict, Invalid, NotFound, documented
 from service.services import Parts, Services, check_query
 from service.store import KeyReused, Study, StudyState
 from service.submission import MEDIA_KINDS, new_study, read_spec, request_hash, size
-from service.views import SPEC_SCHEMA, StudyPage, StudyView, TrialPage, TrialView, Validation, plan_view, spec_document
+from service.views import (
+    SPEC_SCHEMA,
+    StudyPage,
+    StudyView,
+    TrialPage,
+    TrialView,
+    Validation,
+    faults,
+    plan_view,
+    spec_document,
+)
 from trials.records import TrialState
-from trials.spec import Issue, load_preset, preset_text
+from trials.spec import Issue, load_preset, preset_text, warnings_of
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], dependencies=[Depends(check_query)])
 
@@ -77,7 +87,12 @@ def submit(
     if validate_only:
         plan = size(spec, parts.settings).plan
         response.status_code = 200
-        return Validation(spec=dict(spec_document(spec)), spec_hash=spec.content_hash(), plan=plan_view(plan))  # pyright: ignore[reportArgumentType]
+        return Validation(
+            spec=dict(spec_document(spec)),
+            spec_hash=spec.content_hash(),
+            plan=plan_view(plan),  # pyright: ignore[reportArgumentType]
+            warnings=faults(warnings_of(spec)),
+        )
     digest = request_hash(spec)
     try:
         study = parts.store.by_key(idempotency_key, digest) if idempotency_key else None
@@ -101,10 +116,14 @@ def list_studies(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Any:
+    if q is not None and "\0" in q:  # which PostgreSQL's text cannot have
+        raise Invalid("?q: must not contain a NUL character", [Issue("?q", "must not contain a NUL character")])
     listing = ("studies", state, q)
     after = None
     if page_token is not None:
         moment, study_id = decode_token(page_token, listing, (str, str))
+        if "\0" in study_id:  # which PostgreSQL's text cannot have
+            raise not_ours()
         after = (_moment(moment), study_id)
     studies = parts.store.page(page_size + 1, state=state, text=q, after=after)
     shown = studies[:page_size]
@@ -136,11 +155,12 @@ def cancel_study(parts: Parts, study_id: StudyId) -> Any:
     "/{study_id}/resume",
     status_code=202,
     response_model=StudyView,
-    summary="Run what is missing of a study that failed or was cancelled",
+    summary="Run what is missing of a study that has ended",
     responses=documented(404, 409, 422, 503),
 )
 def resume_study(parts: Parts, study_id: StudyId) -> Any:
-    study = resume(parts.store, study_id)
+    """Of a completed study: packs whose results have been damaged since, and trials that were lost."""
+    study = resume(parts.store, parts.library, study_id)
     parts.reconciler.wake()
     return parts.views.study(study)
 
@@ -166,7 +186,9 @@ def list_trials(
         raise Invalid(detail, [Issue("?normaliser", detail)])
     listing = ("trials", study_id, state, normaliser)
     start = decode_token(page_token, listing, (int,))[0] if page_token is not None else 0
-    rows = results.rows(study, page_size + 1, start=max(0, start), state=state, normaliser=normaliser)
+    if not 0 <= start <= study.trials:
+        raise not_ours()
+    rows = results.rows(study, page_size + 1, start=start, state=state, normaliser=normaliser)
     token = encode_token(listing, (rows[page_size][0],)) if len(rows) > page_size else None
     return {"items": [row for _, row in rows[:page_size]], "next_page_token": token}
 
@@ -227,10 +249,13 @@ def export(
     study = parts.store.get(study_id)
     results = parts.library.open(study)
     headers = {"Content-Disposition": f'attachment; filename="{slug(study.name)}-{study.id}.{form}"'}
-    if form == "csv":
-        return StreamingResponse(results.csv(study), media_type="text/csv; charset=utf-8", headers=headers)
+    # Whole before its first byte is sent: what cannot be read becomes a problem, not half a table.
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the generator that sends it
-    results.parquet(study, file)
+    try:
+        (results.csv if form == "csv" else results.parquet)(study, file)
+    except BaseException:
+        file.close()
+        raise
     file.seek(0)
 
     def pieces() -> Any:
@@ -238,7 +263,8 @@ def export(
             while piece := file.read(1 << 20):
                 yield piece
 
-    return StreamingResponse(pieces(), media_type="application/vnd.apache.parquet", headers=headers)
+    media = "text/csv; charset=utf-8" if form == "csv" else "application/vnd.apache.parquet"
+    return StreamingResponse(pieces(), media_type=media, headers=headers)
 
 
 def _artifact(parts: Services, study_id: str, name: str) -> bytes:
@@ -260,9 +286,8 @@ def _artifact(parts: Services, study_id: str, name: str) -> bytes:
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        detail = "is not a token that this service gave out"
-        raise Invalid(f"page_token {detail}", [Issue("?page_token", detail)])
-    return moment
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter: in UTC it is before the year 1, or after 9999
+        raise not_ours() from None

@@ -82,6 +82,8 @@ class FakeRay:
             return self.answer_with
         if path == "/api/version":
             return 200, json.dumps({"ray_version": "2.60.0"})
+        if path == "/api/jobs/":
+            return 200, json.dumps([{"submission_id": job_id, **job} for job_id, job in self.jobs.items()])
         job = self.jobs.get(path.removeprefix("/api/jobs/"))
         return (200, json.dumps(job)) if job else (404, f"Job {path} does not exist")
 
@@ -97,7 +99,12 @@ class FakeRay:
             if job_id in self.jobs:
                 return 500, f"RuntimeError: ValueError: Job with submission_id {job_id} already exists."
             self.submissions.append(job)
-            self.jobs[job_id] = {"status": "RUNNING", "message": "Job is currently running.", "driver_exit_code": None}
+            self.jobs[job_id] = {
+                "status": "RUNNING",
+                "message": "Job is currently running.",
+                "driver_exit_code": None,
+                "metadata": job.get("metadata"),
+            }
             self.on_submit()
             if self.lose_answers:
                 return 500, "No available agent to submit job, please try again later."

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from service import lifecycle
 from service.analysing import Analyser
 from service.cluster import submission_id
-from service.lifecycle import cancel, resume
+from service.jobs import Outdated, submit_driver
+from service.lifecycle import MOST_FORGOTTEN, cancel, resume
 from service.problems import Conflict
 from service.services import Services
 from service.settings import Settings
@@ -22,6 +24,7 @@ from tests.service.fake_ray import FakeRay
 from tests.service.helpers import add_study, finish_packs, plan_of, services_for, settings_for, tick_until
 from tests.studies import spec
 from trials.ledger import Ledger
+from trials.records import Reason, TrialResult, TrialState
 
 FATAL = "loading\nnormstudy: fatal: unschedulable: 1 GPU asked for, the cluster has none\n"
 
@@ -328,7 +331,7 @@ def test_resuming_runs_what_is_missing_with_fresh_attempts(
         ray.end(ray.last, None, status="STOPPED")
     tick_until(parts, running, ended)
     assert len(states_of(parts, running)) == 16
-    seen = resume(parts.store, running.id)
+    seen = resume(parts.store, parts.library, running.id)
     assert (seen.state, seen.attempt, seen.reason, seen.verdict, seen.ended_at) == ("QUEUED", 2, None, None, None)
     assert len(states_of(parts, running)) == 4, "trials that have not run are not listed now"
     for attempt in (2, 3, 4):
@@ -347,7 +350,7 @@ def test_resuming_runs_what_is_missing_with_fresh_attempts(
 
 def test_resuming_what_has_not_ended(parts: Services, study: Study):
     with pytest.raises(Conflict, match="is QUEUED"):
-        resume(parts.store, study.id)
+        resume(parts.store, parts.library, study.id)
 
 
 def test_of_several_resumes_one_wins(parts: Services, running: Study, ray: FakeRay):
@@ -356,7 +359,7 @@ def test_of_several_resumes_one_wins(parts: Services, running: Study, ray: FakeR
 
     def attempt(_: int) -> bool:
         try:
-            return bool(resume(parts.store, running.id))
+            return bool(resume(parts.store, parts.library, running.id))
         except Conflict:
             return False
 
@@ -390,7 +393,7 @@ def test_an_analysis_that_fails(
     assert seen.reason == reason
     assert seen.verdict is None
     assert states_of(parts, study) == [("succeeded", None)] * 16
-    resume(parts.store, study.id)  # once the analysis is mended, nothing need be trained again
+    resume(parts.store, parts.library, study.id)  # once the analysis is mended, nothing need be trained again
     after = start()
     tick_until(after, study, "RUNNING")
     ray.end(ray.last)
@@ -474,6 +477,180 @@ def test_mlflow_away_holds_nothing_up(parts: Services, running: Study, ray: Fake
     assert parts.views.study(done).tracking == "delayed"
 
 
-def test_nothing_to_publish_is_current(parts: Services, running: Study, ray: FakeRay):
+def test_a_study_without_a_job_is_no_matter_for_mlflow(parts: Services, study: Study, ray: FakeRay):
+    cancel(parts.store, study.id)
+    assert parts.views.study(tick_until(parts, study, "CANCELLED")).tracking == "current"
+
+
+@pytest.mark.parametrize("moment", ["running", "in the middle of the submission"])
+def test_a_study_whose_driver_may_have_reached_mlflow_is_looked_for_there(
+    parts: Services, study: Study, ray: FakeRay, moment: str
+):
+    if moment == "running":
+        tick_until(parts, study, "RUNNING")
+        cancel(parts.store, study.id)
+    else:
+        ray.on_submit = lambda: cancel(parts.store, study.id) and None
+        parts.reconciler.tick()
+    ray.end(ray.last, None, status="STOPPED")
+    ended = tick_until(parts, study, "CANCELLED")
+    assert not ended.published
+    assert parts.views.study(ended).tracking == "delayed"
+
+
+# -- one driver at a time ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(parts: Services, running: Study, ray: FakeRay, settings: Settings) -> Study:
+    finish_packs(settings, running, PACKS[:1])
     ray.end(ray.last, 3, FATAL)
-    assert parts.views.study(tick_until(parts, running, "FAILED")).tracking == "current"
+    return tick_until(parts, running, "FAILED")
+
+
+def test_a_resumed_study_waits_for_the_driver_that_only_tracks(parts: Services, failed: Study, ray: FakeRay):
+    tracking = f"{submission_id(failed.name, failed.id, 1)}-tracking1"
+    parts.cluster.submit(tracking, "true", {"normstudy_study": failed.id})
+    resume(parts.store, parts.library, failed.id)
+    for _ in range(3):
+        parts.reconciler.tick()
+    seen = parts.store.get(failed.id)
+    assert (seen.state, seen.reason) == ("QUEUED", "waiting for the last driver to end")
+    assert set(ray.stops) == {tracking}
+    assert ray.last == tracking, "no driver was started beside it"
+    ray.end(tracking, None, status="STOPPED")
+    assert tick_until(parts, failed, "RUNNING").reason is None
+    assert ray.last.endswith("-a2")
+
+
+def test_jobs_of_other_studies_are_left_alone(parts: Services, study: Study, ray: FakeRay):
+    other = add_study(parts.store, spec())
+    tick_until(parts, other, "RUNNING")
+    tick_until(parts, study, "RUNNING")
+    cancel(parts.store, study.id)
+    parts.reconciler.tick()
+    assert set(ray.stops) == {submission_id(study.name, study.id, 1)}
+
+
+def test_a_cancel_stops_every_driver_of_the_study(parts: Services, failed: Study, ray: FakeRay):
+    parts.cluster.submit("by-another-name", "true", {"normstudy_study": failed.id})
+    resume(parts.store, parts.library, failed.id)
+    cancel(parts.store, failed.id)
+    parts.reconciler.tick()
+    assert parts.store.get(failed.id).state == "CANCELLING"
+    assert ray.stops == ["by-another-name"]
+    ray.end("by-another-name", None, status="STOPPED")
+    tick_until(parts, failed, "CANCELLED")
+
+
+def test_a_driver_that_only_tracks_is_not_begun_for_a_study_that_was_resumed(
+    parts: Services, failed: Study, ray: FakeRay, settings: Settings
+):
+    """The publishing thread has looked at the study before; the resume comes before, or within, its submission."""
+    job_id, counts = f"{submission_id(failed.name, failed.id, 1)}-tracking1", len(ray.submissions)
+
+    def is_failed() -> bool:
+        return parts.store.get(failed.id).state == "FAILED"
+
+    def send() -> None:
+        submit_driver(parts.cluster, settings, failed, job_id, only_tracking=True, still_wanted=is_failed)
+
+    ray.on_submit = lambda: resume(parts.store, parts.library, failed.id) and None
+    with pytest.raises(Outdated):
+        send()
+    assert ray.stops == [job_id]
+    with pytest.raises(Outdated):
+        send()
+    assert len(ray.submissions) == counts + 1
+
+
+def test_the_spec_is_written_before_every_submission(parts: Services, failed: Study, ray: FakeRay, settings: Settings):
+    ledger = Ledger(settings.study_root(failed.id))
+    ledger.write_file("spec.json", b"{")
+    resume(parts.store, parts.library, failed.id)
+    tick_until(parts, failed, "RUNNING")
+    assert ledger.read_file("spec.json").decode() == failed.spec
+
+
+# -- attempts that do not count, and resuming what is complete ---------------------------------------
+
+
+def test_attempts_that_ray_forgot_do_not_count_but_are_bounded(parts: Services, running: Study, ray: FakeRay):
+    def forgotten() -> Study:
+        ray.jobs.clear()
+        return tick_until(parts, running, "QUEUED", "FAILED")
+
+    for _ in range(MOST_FORGOTTEN):
+        assert "does not count" in (forgotten().reason or "")
+        tick_until(parts, running, "RUNNING")
+    for used in (1, 2):
+        assert f"attempt {used} of 3" in (forgotten().reason or "")
+        tick_until(parts, running, "RUNNING")
+    seen = forgotten()
+    assert (seen.state, seen.attempt) == ("FAILED", MOST_FORGOTTEN + 3)
+    assert "attempt 3 of 3" in (seen.reason or "")
+    assert resume(parts.store, parts.library, running.id).forgotten == 0
+
+
+def test_a_complete_study_is_resumed_only_if_something_is_left_to_run(
+    parts: Services, running: Study, ray: FakeRay, settings: Settings
+):
+    finish_packs(settings, running, PACKS)
+    ray.end(ray.last)
+    tick_until(parts, running, "COMPLETED")
+    with pytest.raises(Conflict, match="nothing is left to run"):
+        resume(parts.store, parts.library, running.id)
+    Path(settings.study_root(running.id), "shards", f"{PACKS[2].key}.parquet").write_bytes(b"PAR1")
+    assert resume(parts.store, parts.library, running.id).state == "QUEUED"
+    tick_until(parts, running, "RUNNING")
+    finish_packs(settings, running, PACKS)
+    ray.end(ray.last)
+    assert tick_until(parts, running, "COMPLETED").attempt == 2
+
+
+def test_a_complete_study_with_lost_trials_is_resumed(
+    parts: Services, running: Study, ray: FakeRay, settings: Settings
+):
+    finish_packs(settings, running, PACKS[1:])
+    lost = [TrialResult.absent(trial, TrialState.LOST, Reason.STUDY_FAILED) for trial in PACKS[0].trials]
+    Ledger(settings.study_root(running.id)).append(PACKS[0], lost, {})
+    ray.end(ray.last)
+    tick_until(parts, running, "COMPLETED")
+    assert resume(parts.store, parts.library, running.id).state == "QUEUED"
+
+
+# -- damage --------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_study_can_be_cancelled(
+    parts: Services, running: Study, ray: FakeRay, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    ray.end(ray.last, 1, "oh")
+    shards = Path(settings.study_root(running.id), "shards")
+    shards.write_text("in the way")
+    for _ in range(3):
+        parts.reconciler.tick()
+    assert "waiting for the storage" in (parts.store.get(running.id).reason or "")
+    shown = parts.views.item(parts.store.get(running.id))
+    assert "cannot be read" in (shown.reason or "")
+    cancel(parts.store, running.id)
+    parts.reconciler.tick()
+    assert parts.store.get(running.id).state == "CANCELLING", "the storage may come back"
+    monkeypatch.setattr(lifecycle, "STORAGE_PATIENCE_SECONDS", 0.0)
+    ended = tick_until(parts, running, "CANCELLED")
+    assert "not analysed" in (ended.reason or "")
+    assert ended.progress is not None
+    assert ended.progress["trials_done"] == 0
+
+
+def test_an_analysis_that_cannot_read_the_shards_ends_the_study(
+    parts: Services, running: Study, ray: FakeRay, settings: Settings, start: Callable[..., Services]
+):
+    finish_packs(settings, running, PACKS)
+    ray.end(ray.last)
+    tick_until(parts, running, "ANALYSING")
+    shards = Path(settings.study_root(running.id), "shards")
+    shards.rename(shards.with_name("away"))
+    shards.write_text("in the way")
+    ended = tick_until(start(Analyser(60, helpers.failing)), running, "FAILED")
+    assert "the analysis failed" in (ended.reason or "")

@@ -43,6 +43,11 @@ def test_a_position_of_another_kind_is_refused(place: int):
         decode_token(encode_token((), (True,)), (), (int,))
 
 
+def test_a_lone_surrogate_is_refused():
+    with pytest.raises(Invalid, match="not a token"):
+        decode_token(encode_token((), ("\ud800",)), (), (str,))
+
+
 @given(st.text(max_size=200))
 def test_a_slug_is_short_and_plain(name: str):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug(name))

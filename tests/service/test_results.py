@@ -183,6 +183,103 @@ def test_the_service_survives_a_restart_with_all_it_knew(case: Case, serve: Serv
     assert again.get(f"/v1/studies/{case.id}").json() == before
 
 
+# -- damage -----------------------------------------------------------------------------------------
+
+
+def refused(case: Case) -> str:
+    """Every way to the rows is a 503 that says the same."""
+    details = set()
+    for path in ("/trials", "/trials/" + PACKS[0].trials[0].key, "/export?format=csv", "/export?format=parquet"):
+        answer = case.client.get(f"/v1/studies/{case.id}{path}")
+        assert answer.status_code == 503, path
+        details.add(answer.json()["detail"])
+    assert len(details) == 1
+    return details.pop()
+
+
+def written(case: Case) -> None:
+    """The table that the real analysis writes."""
+    ledger = Ledger(case.settings.study_root(case.id))
+    sink = io.BytesIO()
+    pq.write_table(ledger.table(plan_of(spec())).replace_schema_metadata({ATTEMPT_KEY: "1"}), sink)
+    ledger.write_file(RESULTS_FILE, sink.getvalue())
+
+
+def test_an_ended_studys_rows_are_those_that_were_analysed(case: Case):
+    """Whatever befalls the shards afterwards."""
+    case.finish(0, 4)
+    case.end()
+    case.until("COMPLETED")
+    written(case)
+    expected = Ledger(case.settings.study_root(case.id)).table(plan_of(spec()))
+    shards = Path(case.settings.study_root(case.id), "shards")
+    for shard in shards.iterdir():
+        shard.write_bytes(b"junk")
+    assert len(pages(case, state="succeeded")) == 16
+    assert pq.read_table(io.BytesIO(case.get("/export", format="parquet").content)).equals(expected)
+    assert pa_csv.read_csv(io.BytesIO(case.get("/export").content)).column("state").to_pylist() == ["succeeded"] * 16
+    row = expected.slice(5, 1).to_pylist()[0]
+    assert case.get("/trials/" + row["trial_key"]).json() == row
+    assert case.client.post(f"/v1/studies/{case.id}/resume").status_code == 202, "the shards can be made again"
+
+
+def test_rows_that_contradict_the_counts_are_not_shown(case: Case):
+    case.finish(0, 4)
+    case.end()
+    case.until("COMPLETED")
+    Path(case.settings.study_root(case.id), "shards", f"{PACKS[1].key}.parquet").unlink()
+    said = refused(case)
+    assert "results.parquet" in said
+    assert "3 readable of 4" in said
+    assert "resume" in said
+    assert case.get().json()["progress"]["states"] == {"succeeded": 16}
+
+
+@pytest.mark.parametrize("content", ["junk", "nothing", "half", "another table"])
+def test_a_damaged_table_is_503(case: Case, content: str):
+    case.finish(0, 4)
+    case.end()
+    case.until("COMPLETED")
+    written(case)
+    file = Path(case.settings.study_root(case.id), RESULTS_FILE)
+    if content == "another table":
+        pq.write_table(pq.read_table(file).slice(0, 3), file)
+    else:
+        whole = file.read_bytes()
+        file.write_bytes({"junk": b"PAR1 junk PAR1", "nothing": b"", "half": whole[:300] + whole[-300:]}[content])
+    assert "results.parquet" in refused(case)
+    file.unlink()
+    assert len(pages(case)) == 16, "the shards still hold what was counted"
+
+
+@pytest.mark.parametrize("damage", ["a file in place of its shards", "its spec in the database"])
+def test_one_damaged_study_does_not_break_the_list_or_the_others(serve: Serve, tmp_path: Path, damage: str):
+    settings = settings_for(tmp_path)  # Ray is away: they stay QUEUED, so that progress is read from the ledger
+    client = serve(settings)
+    bad, good = (client.post("/v1/studies", json=SMALLEST).json()["id"] for _ in range(2))
+    if damage.startswith("a file"):
+        Path(settings.study_root(bad)).mkdir(parents=True)
+        Path(settings.study_root(bad), "shards").write_text("in the way")
+    else:
+        import sqlite3
+
+        with sqlite3.connect(tmp_path / "normstudy.db") as connection:
+            connection.execute("UPDATE studies SET spec = '{' WHERE id = ?", [bad])
+        client = serve(settings)
+    import time
+
+    time.sleep(0.6)  # the folder is listed at most twice a second
+    items = {item["id"]: item for item in client.get("/v1/studies").json()["items"]}
+    assert "cannot be read" in items[bad]["reason"]
+    assert items[bad]["progress"]["trials_total"] == 16
+    assert "cannot be read" not in (items[good]["reason"] or "")
+    assert client.get(f"/v1/studies/{bad}").status_code == 200
+    assert client.get(f"/v1/studies/{bad}/trials").status_code == 503
+    assert client.get(f"/v1/studies/{good}/trials").status_code == 200
+    for study_id in (bad, good):
+        assert client.post(f"/v1/studies/{study_id}/cancel").status_code == 202
+
+
 # -- in the library ----------------------------------------------------------------------------------
 
 

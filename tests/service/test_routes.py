@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from service.app import create_app
+from service.pages import encode_token
 from tests.service.conftest import Serve
 from tests.service.helpers import PROBLEM_KEYS, settings_for
 from tests.studies import SMALLEST, document
@@ -257,6 +258,48 @@ def test_readiness_of_the_storage(serve: Serve, tmp_path: Path):
     client = serve(settings_for(tmp_path, storage=str(tmp_path / "file")))
     pointers = [fault["pointer"] for fault in client.get("/readyz").json()["errors"]]
     assert pointers == ["/parts/storage", "/parts/ray"]
+
+
+def test_readiness_leaves_nothing_in_the_storage(client: httpx.Client, serve: Serve, tmp_path: Path):
+    again = serve(settings_for(tmp_path))
+    again.get("/readyz")
+    assert list(Path(tmp_path, "studies").iterdir()) == []
+
+
+def test_tokens_of_ones_own_making_are_422(client: httpx.Client, study_id: str):
+    """The digest in a token is no secret; what it leads to must be checked."""
+    positions = [
+        ("0001-01-01T00:00:00+23:59", "s"),
+        ("9999-12-31T23:59:59-23:59", "s"),
+        ("2026-12-01T00:00:00", "s"),
+        ("2026-12-01T00:00:00+00:00", "\ud800"),
+        ("2026-12-01T00:00:00+00:00", "\0"),
+    ]
+    for position in positions:
+        token = encode_token(("studies", None, None), position)
+        assert client.get("/v1/studies", params={"page_token": token}).status_code == 422, position
+    for place in (-1, 17, 2**70):
+        token = encode_token(("trials", study_id, None, None), (place,))
+        answer = client.get(f"/v1/studies/{study_id}/trials", params={"page_token": token})
+        assert answer.status_code == 422, place
+    assert client.get("/v1/studies", params={"q": "\0"}).status_code == 422
+
+
+def test_warnings_name_what_is_probably_not_meant(client: httpx.Client, study_id: str):
+    doubtful = document(seeds=1)
+    checked = client.post("/v1/studies", params={"validate_only": "true"}, json=doubtful).json()
+    assert checked["valid"] is True
+    assert checked["warnings"] != []
+    assert all(warning.keys() == {"pointer", "detail"} for warning in checked["warnings"])
+    assert any("seed" in warning["pointer"] + warning["detail"] for warning in checked["warnings"])
+    study = client.post("/v1/studies", json=doubtful).json()
+    assert study["warnings"] == checked["warnings"]
+    assert client.get(f"/v1/studies/{study['id']}").json()["warnings"] == checked["warnings"]
+    items = {item["id"]: item["warnings"] for item in client.get("/v1/studies").json()["items"]}
+    assert items[study["id"]] == checked["warnings"]
+    schema = DOCUMENT["components"]["schemas"]
+    for shape in ("StudyView", "StudyItem", "Validation"):
+        assert schema[shape]["properties"]["warnings"]["items"] == {"$ref": "#/components/schemas/Fault"}
 
 
 def test_readiness_without_mlflow_is_degraded(serve: Serve, tmp_path: Path, ray: Any):

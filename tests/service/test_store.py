@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,7 +196,25 @@ def test_a_key_cannot_outlive_its_study(store: Store):
     assert store.by_key("key", "hash") is None
 
 
+def test_the_check_writes_and_leaves_nothing(store: Store):
+    store.check()
+    assert store.page(10) == []
+
+
+def test_the_check_sees_a_database_that_only_reads(tmp_path: Path):
+    open_store(f"sqlite:///{tmp_path}/normstudy.db").close()
+    store = Store(f"sqlite:///file:{tmp_path}/normstudy.db?mode=ro&uri=true")
+    assert store.page(10) == []
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        store.check()
+
+
+def test_a_nul_is_in_no_id(store: Store):
+    with pytest.raises(StudyUnknown):
+        store.get("s\0")
+
+
 def test_nothing_listens():
     store = Store("postgresql+psycopg://nobody@127.0.0.1:9/none")
     with pytest.raises(StoreUnavailable):
-        store.ping()
+        store.check()

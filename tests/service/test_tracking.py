@@ -76,7 +76,10 @@ def test_the_verdict_reaches_the_studys_run(parts: Services, settings: Settings,
     seen = until_published(parts, study)
     shown = parts.views.study(seen)
     assert shown.tracking == "current"
-    assert shown.links.mlflow_experiment == f"{settings.mlflow_url}/#/experiments/{seen.mlflow_experiment}"
+    assert shown.links.mlflow_experiment is not None
+    assert shown.links.mlflow_experiment.startswith(
+        f"{settings.mlflow_url}/#/experiments/{seen.mlflow_experiment}/runs"
+    )
     client = MlflowClient(tracking_uri=settings.mlflow_url)
     place = Tracking(settings.mlflow_url).find(seen)
     assert place is not None
