@@ -89,7 +89,9 @@ class Publisher:
             if place.run_id is None:  # the driver ended between making its experiment and its run
                 return nothing and self._note_published(study, place.experiment_id)
             names = (RESULTS_FILE, VERDICT_FILE, REPORT_FILE) if study.verdict is not None else ()
-            files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in names}
+            # One that was removed (as damaged, say) must not keep the others from MLflow.
+            there = [name for name in names if results.ledger.has_file(name)]
+            files = {name.rsplit("/", 1)[1]: results.ledger.read_file(name) for name in there}
             self._tracking.publish(study, place.run_id, files)
             if not results.is_tracked:
                 return False  # the verdict is there, packs have yet to follow: look again later

@@ -83,7 +83,7 @@ class FakeRay:
         if path == "/api/version":
             return 200, json.dumps({"ray_version": "2.60.0"})
         if path == "/api/jobs/":
-            return 200, json.dumps([{"submission_id": job_id, **job} for job_id, job in self.jobs.items()])
+            return 200, json.dumps([{"submission_id": job_id} | job for job_id, job in self.jobs.items()])
         job = self.jobs.get(path.removeprefix("/api/jobs/"))
         return (200, json.dumps(job)) if job else (404, f"Job {path} does not exist")
 

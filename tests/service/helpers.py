@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from service.analysing import Analyser, AnalysisTask
+from service.analysing import ATTEMPT_KEY, RESULTS_FILE, Analyser, AnalysisTask
 from service.app import make_services
 from service.services import Services
 from service.settings import Settings
@@ -19,7 +21,7 @@ from service.submission import Sized, new_study
 from trials.ledger import Ledger
 from trials.plan import Plan, make_plan
 from trials.records import METRICS, Pack, TrialConfig, TrialResult, TrialState
-from trials.spec import StudySpec, facts_for
+from trials.spec import DataFacts, StudySpec, facts_for, parse_document, parse_spec
 
 PROBLEM_KEYS = {"type", "title", "status", "detail", "instance", "errors"}
 
@@ -113,7 +115,14 @@ def tick_until(parts: Services, study: Study, *states: str, seconds: float = 90)
 
 
 def quick_verdict(task: AnalysisTask) -> list[dict[str, Any]]:
+    """An analysis that writes the files of a real one, at once."""
     ledger = Ledger(task.root)
+    plan = make_plan(parse_spec(parse_document(task.spec, "json")), DataFacts(**task.facts))
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        ledger.table(plan, absent=task.absent).replace_schema_metadata({ATTEMPT_KEY: str(task.attempt)}), sink
+    )
+    ledger.write_file(RESULTS_FILE, sink.getvalue().to_pybytes())
     ledger.write_file("analysis/verdict.json", b'{"schema": 1}')
     ledger.write_file("analysis/report.html", b"<html></html>")
     return [{"hypothesis": 0, "verdict": "undecided"}]

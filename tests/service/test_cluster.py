@@ -110,6 +110,32 @@ def test_answers_that_are_not_rays(call: Callable[[Cluster], object], answer: tu
         call(Cluster(ray.url))
 
 
+def test_the_jobs_of_a_study_that_have_not_ended(ray: FakeRay):
+    cluster = Cluster(ray.url)
+    assert cluster.alive("s1") == []
+    for job_id, metadata in {
+        "name-s1-a1": {},
+        "name-s1-a1-tracking1": {"normstudy_study": "s1"},
+        "another": {"normstudy_study": "s1"},
+        "name-s2-a1": {"normstudy_study": "s2"},
+        "name-s11-a1": {},
+        "ended-s1-a2": {"normstudy_study": "s1"},
+    }.items():
+        cluster.submit(job_id, "true", metadata)
+    ray.end("ended-s1-a2")
+    ray.jobs["unsubmitted"] = {"submission_id": None, "status": "RUNNING", "metadata": {"normstudy_study": "s1"}}
+    assert cluster.alive("s1") == ["name-s1-a1", "name-s1-a1-tracking1", "another"]
+
+
+@pytest.mark.parametrize(
+    "answer", ["<html>", "{}", "[1]", '[{"submission_id": "x-s1-a1"}]', '[{"submission_id": "x-s1-a1", "status": "?"}]']
+)
+def test_listings_that_are_not_rays(answer: str, ray: FakeRay):
+    ray.answer_with = (200, answer)
+    with pytest.raises(ClusterUnavailable):
+        Cluster(ray.url).alive("s1")
+
+
 def test_a_refusal_is_told_from_an_absence(ray: FakeRay):
     ray.refuse_with = (400, "Traceback\nValueError: no")
     with pytest.raises(JobRefused, match="ValueError: no"):

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from service.migrate import open_store
-from service.store import Base, StoreUnavailable
+from service.migrate import config, open_store
+from service.store import Base, StoreUnavailable, make_engine
 
 _START = """
 import sys
@@ -67,6 +68,24 @@ def test_simultaneous_first_starts_of_threads(database_url: str):
     for store in stores:
         assert store.page(10) == []
         store.close()
+
+
+def test_studies_of_the_first_release_are_kept(database_url: str):
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        command.upgrade(config(connection), "0001")
+        columns = "id, name, state, created_at, attempt, first_attempt, spec, spec_hash, facts"
+        connection.execute(
+            sa.text(
+                f"INSERT INTO studies ({columns}, trials, cells, packs, cost, published) VALUES "
+                "('s1', 'old', 'FAILED', '2026-12-01 08:00:00', 2, 1, '{}', 'x', '{}', 1, 1, 1, '{}', true)"
+            )
+        )
+    engine.dispose()
+    store = open_store(database_url)
+    study = store.get("s1")
+    assert (study.name, study.attempt, study.forgotten) == ("old", 2, 0)
+    store.close()
 
 
 def test_a_database_of_a_later_release_is_refused(database_url: str):

@@ -70,7 +70,8 @@ def test_validate_only_starts_nothing(client: httpx.Client):
     answer = post(client, SMALLEST, params={"validate_only": "true"})
     assert answer.status_code == 200
     body = answer.json()
-    assert body.keys() == {"valid", "spec", "spec_hash", "plan"}
+    assert body.keys() == {"valid", "spec", "spec_hash", "plan", "warnings"}
+    assert body["warnings"] == []
     assert body["valid"] is True
     assert body["plan"]["packs"] == 4
     assert count(client) == before

@@ -115,7 +115,7 @@ def test_what_mlflow_missed_is_sent_by_a_driver_with_nothing_to_train(
         parts.reconciler.tick()
         time.sleep(0.05)
     assert ray.last == f"smallest-{study.id}-a1-tracking1"
-    assert ray.submissions[1]["entrypoint"] == ray.submissions[0]["entrypoint"]
+    assert ray.submissions[1]["entrypoint"] == ray.submissions[0]["entrypoint"] + " --only-tracking"
     publish_as_the_driver_does(settings, study)
     ray.end(ray.last)
     until_published(parts, study)

@@ -30,7 +30,10 @@ class Head:
     """A Ray head of one's own on loopback; its process group is its own, so killing it touches nobody else."""
 
     def __init__(self, folder: Path):
-        self._folder, self._ports = folder, {name: free_port() for name in ("gcs", "dashboard", "agent", "client")}
+        ports: set[int] = set()
+        while len(ports) < 4:  # a port that nobody holds yet may be found free twice
+            ports.add(free_port())
+        self._folder, self._ports = folder, dict(zip(("gcs", "dashboard", "agent", "client"), ports, strict=True))
         self.url = f"http://127.0.0.1:{self._ports['dashboard']}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -131,9 +134,11 @@ def test_jobs_as_the_service_understands_them(head: Head):
     assert crash.summary == "the driver ended with status 1: ValueError: x"
     cluster.submit("killed", "kill -9 $$", {})
     assert ended(cluster, "killed").summary == "the driver was killed by signal 9"
-    cluster.submit("stopped", "sleep 600", {})
+    cluster.submit("stopped", "sleep 600", {"normstudy_study": "s0123456789ab"})
+    assert cluster.alive("s0123456789ab") == ["stopped"]
     cluster.stop("stopped")
     assert ended(cluster, "stopped").status is JobStatus.STOPPED
+    assert cluster.alive("s0123456789ab") == []
 
 
 def test_a_study_from_submission_to_verdict(parts: Services, settings: Settings):
