@@ -197,20 +197,11 @@ def refused(case: Case) -> str:
     return details.pop()
 
 
-def written(case: Case) -> None:
-    """The table that the real analysis writes."""
-    ledger = Ledger(case.settings.study_root(case.id))
-    sink = io.BytesIO()
-    pq.write_table(ledger.table(plan_of(spec())).replace_schema_metadata({ATTEMPT_KEY: "1"}), sink)
-    ledger.write_file(RESULTS_FILE, sink.getvalue())
-
-
 def test_an_ended_studys_rows_are_those_that_were_analysed(case: Case):
     """Whatever befalls the shards afterwards."""
     case.finish(0, 4)
     case.end()
     case.until("COMPLETED")
-    written(case)
     expected = Ledger(case.settings.study_root(case.id)).table(plan_of(spec()))
     shards = Path(case.settings.study_root(case.id), "shards")
     for shard in shards.iterdir():
@@ -227,6 +218,7 @@ def test_rows_that_contradict_the_counts_are_not_shown(case: Case):
     case.finish(0, 4)
     case.end()
     case.until("COMPLETED")
+    Path(case.settings.study_root(case.id), RESULTS_FILE).unlink()
     Path(case.settings.study_root(case.id), "shards", f"{PACKS[1].key}.parquet").unlink()
     said = refused(case)
     assert "results.parquet" in said
@@ -240,7 +232,6 @@ def test_a_damaged_table_is_503(case: Case, content: str):
     case.finish(0, 4)
     case.end()
     case.until("COMPLETED")
-    written(case)
     file = Path(case.settings.study_root(case.id), RESULTS_FILE)
     if content == "another table":
         pq.write_table(pq.read_table(file).slice(0, 3), file)
