@@ -209,8 +209,8 @@ class Tracker:
 
         outcome = {"normstudy.state": row["state"]} | ({"normstudy.reason": row["reason"]} if row["reason"] else {})
         if run_id:  # begun before, or of a pack that was lost and has been run again
-            for name, value in outcome.items():
-                self._client.set_tag(run_id, name, value)
+            for name in ("normstudy.state", "normstudy.reason"):
+                self._client.set_tag(run_id, name, outcome.get(name, "none"))
         else:
             tags = {
                 "normstudy.role": "trial",
