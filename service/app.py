@@ -12,10 +12,10 @@ from fastapi_offline import FastAPIOffline
 from service import problems
 from service.analysing import Analyser
 from service.cluster import Cluster
+from service.library import Library
 from service.lifecycle import Reconciler
 from service.middleware import BodyLimit, Gatekeeper
 from service.migrate import open_store
-from service.results import Library
 from service.routes import health, presets, studies
 from service.services import Services
 from service.settings import Settings

@@ -28,10 +28,11 @@ from service.cluster import (
     submission_id,
 )
 from service.jobs import EarlierDriverAlive, Outdated, stop_drivers, submit_driver
+from service.library import Library, no_progress
 from service.logs import event
 from service.problems import Conflict
 from service.publishing import Publisher
-from service.results import STORAGE_ERRORS, Library, absent_as, no_progress
+from service.results import STORAGE_ERRORS, absent_as
 from service.settings import Settings
 from service.store import ENDED, Store, StoreUnavailable, Study, StudyState
 from service.tracking import Tracking

@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from service.analysing import REPORT_FILE, RESULTS_FILE, VERDICT_FILE
 from service.cluster import Cluster, ClusterError, submission_id
 from service.jobs import EarlierDriverAlive, Outdated, submit_driver
+from service.library import Library
 from service.logs import event
-from service.results import STORAGE_ERRORS, Library
+from service.results import STORAGE_ERRORS
 from service.settings import Settings
 from service.store import Store, StoreUnavailable, Study, StudyState
 from service.tracking import Tracking, TrackingUnavailable

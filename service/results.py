@@ -8,9 +8,8 @@ import io
 import math
 import threading
 import time
-import uuid
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from service.analysing import ATTEMPT_KEY, RESULTS_FILE
@@ -329,73 +327,6 @@ def readable(study: Study) -> Iterator[None]:
             f"{RESULTS_FILE} of study {study.id} is damaged ({error}); restore it from a copy, or remove it: "
             "the rows are then read from the study's shards"
         ) from error
-
-
-def check_storage(address: str) -> None:
-    """Write a small file, read it, and remove it.
-
-    Raises:
-        OSError, pyarrow.ArrowException, LedgerError: the storage does not take it, or does not give it back.
-        ValueError: not the address of a storage.
-    """
-    name, content = f".ready-{uuid.uuid4().hex}", b"normstudy\n"
-    place = Ledger(address)
-    place.write_file(name, content)
-    if place.read_file(name) != content:
-        raise LedgerError("a file that was just written reads otherwise")
-    files, base = pafs.FileSystem.from_uri(address)
-    files.delete_file(f"{base}/{name}")
-
-
-def no_progress(study: Study) -> dict[str, Any]:
-    """The progress of a study whose ledger cannot be read."""
-    return {
-        "trials_total": study.trials,
-        "trials_done": 0,
-        "packs_total": study.packs,
-        "packs_done": 0,
-        "states": {},
-        "trials_per_second": None,
-        "seconds_left": None,
-    }
-
-
-class Library:
-    """The studies whose results were read lately.
-
-    Args:
-        root_of: address of a study's folder, by its id.
-        capacity: studies kept in memory.
-    """
-
-    def __init__(self, root_of: Callable[[str], str], capacity: int = 32):
-        self._root_of, self._capacity = root_of, capacity
-        self._open: OrderedDict[str, StudyResults] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def open(self, study: Study) -> StudyResults:
-        with self._lock:
-            results = self._open.pop(study.id, None) or StudyResults(study, self._root_of(study.id))
-            self._open[study.id] = results
-            while len(self._open) > self._capacity:
-                self._open.popitem(last=False)
-            return results
-
-    def progress(self, study: Study) -> dict[str, Any]:
-        """A study's progress: from the ledger while it is under way, as it was kept when it ended."""
-        if study.progress is not None and StudyState(study.state).has_ended:
-            return study.progress
-        results = self.open(study)
-        results.refresh()
-        return results.progress(study)
-
-    def is_tracked(self, study: Study) -> bool:
-        """Whether MLflow has all it should have of the study by now."""
-        if StudyState(study.state).has_ended:
-            return study.published
-        results = self.open(study)
-        results.refresh()
-        return results.is_tracked
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.cluster import Cluster
+from service.library import Library
 from service.lifecycle import Reconciler
 from service.problems import Invalid
-from service.results import Library
 from service.settings import Settings
 from service.store import Store
 from service.tracking import Tracking

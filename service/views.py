@@ -11,9 +11,10 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, create_model
 
 from service.cluster import submission_id
+from service.library import Library, no_progress
 from service.logs import event
 from service.problems import Fault
-from service.results import SCALAR_COLUMNS, STORAGE_ERRORS, Library, no_progress
+from service.results import SCALAR_COLUMNS, STORAGE_ERRORS
 from service.settings import Settings
 from service.store import Study, StudyState
 from service.tracking import Tracking

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from service.cluster import ClusterError
+from service.library import check_storage
 from service.problems import Unavailable, documented
-from service.results import STORAGE_ERRORS, check_storage
+from service.results import STORAGE_ERRORS
 from service.services import Parts, Services, check_query
 from service.store import StoreError
 from trials.spec import Issue
