@@ -72,7 +72,7 @@ class Publisher:
         self._pauses[study_id] = (time.monotonic() + pause, pause)
 
     def _publish(self, study: Study) -> bool:
-        """In the publishing thread. Returns whether nothing is left to do for now."""
+        """In the publishing thread. Returns whether all that could be done by now is done."""
         try:
             place = self._tracking.find(study)
             has_ended = StudyState(study.state).has_ended

@@ -38,7 +38,7 @@ _FRESH_SECONDS = 0.5
 _ABSENT = {
     StudyState.CANCELLED: (TrialState.CANCELLED, Reason.STUDY_CANCELLED),
     StudyState.FAILED: (TrialState.LOST, Reason.STUDY_FAILED),
-    StudyState.COMPLETED: (TrialState.LOST, Reason.STUDY_FAILED),  # none is absent then
+    StudyState.COMPLETED: (TrialState.LOST, Reason.STUDY_FAILED),  # never shown: `_check_counts` refuses first
 }
 
 
