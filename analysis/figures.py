@@ -2,7 +2,8 @@
 
 Each panel is a small picture of its own, so that a page lays them out side by side or, on a narrow
 screen, one below the other at full size. Text and axes take the page's text colour (light or dark);
-arms have Okabe & Ito's colour-blind-safe colours and a shape each.
+arms have a colour and a shape each: the first six Okabe & Ito's colour-blind-safe colours, the others
+such that colour and shape together tell any two arms apart.
 """
 
 import html
@@ -19,26 +20,37 @@ from analysis.result import CurvePoint, StudyAnalysis, rounded
 from analysis.table import Outcomes
 from trials.spec import Normaliser
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"),  # Okabe & Ito
+    *("#7A5FC4", "#8C8C8C", "#9A6324", "#B5BD00", "#B0244F", "#00A6A6"),
+)
+SHAPES = (
+    *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"),
+    "M-1 0L0.9 -1V1Z",  # SVG paths of points in -1 … 1: a triangle to the left
+    "M1 0L-0.9 -1V1Z",  # and to the right
+    "M-1 -0.6L-0.6 -1L0 -0.4L0.6 -1L1 -0.6L0.4 0L1 0.6L0.6 1L0 0.4L-0.6 1L-1 0.6L-0.4 0Z",  # ×
+    "M0 -1.3L0.32 -0.32L1.3 0L0.32 0.32L0 1.3L-0.32 0.32L-1.3 0L-0.32 -0.32Z",  # a star
+    "M-1 -1L1 1V-1L-1 1Z",  # a bow tie
+    "M-1.2 -0.45H1.2V0.45H-1.2Z",  # a bar
+)
 _NORMALISERS = get_args(Normaliser)
 VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 
 PANEL_WIDTH = 300
 """Width of a small panel's plot, in CSS pixels; with its axes it fits a 400-pixel screen."""
 
-_TEXT = "currentColor"
+TEXT = "currentColor"
 _CONFIG: dict[str, Any] = {
     "font": "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif",
     "background": "transparent",
     "view": {"stroke": None},
     "padding": {"left": 12, "top": 6, "right": 12, "bottom": 6},  # a browser's font may be wider than the one measured
     "axis": {
-        "labelColor": _TEXT,
-        "titleColor": _TEXT,
-        "domainColor": _TEXT,
-        "tickColor": _TEXT,
-        "gridColor": _TEXT,
+        "labelColor": TEXT,
+        "titleColor": TEXT,
+        "domainColor": TEXT,
+        "tickColor": TEXT,
+        "gridColor": TEXT,
         "gridOpacity": 0.12,
         "domainOpacity": 0.5,
         "tickOpacity": 0.5,
@@ -61,12 +73,12 @@ class Panel:
 
 def colour_of(arms: Sequence[str]) -> dict[str, str]:
     """A normaliser has the same colour in every study, whatever others are beside it."""
-    return {arm: COLOURS[_NORMALISERS.index(arm) % len(COLOURS)] for arm in arms}
+    return {arm: COLOURS[_NORMALISERS.index(arm)] for arm in arms}
 
 
 def shape_of(arms: Sequence[str]) -> dict[str, str]:
     """As `colour_of`."""
-    return {arm: SHAPES[_NORMALISERS.index(arm) % len(SHAPES)] for arm in arms}
+    return {arm: SHAPES[_NORMALISERS.index(arm)] for arm in arms}
 
 
 def slopes(analysis: StudyAnalysis, width: int) -> str:
@@ -84,7 +96,7 @@ def slopes(analysis: StudyAnalysis, width: int) -> str:
         for arm in analysis.arms
     ]
     y = alt.Y("arm:N", sort=arms, title=None, scale=alt.Scale(padding=0), axis=alt.Axis(ticks=False, domain=False))
-    base = alt.Chart(_data(rows)).encode(y=y)
+    base = alt.Chart(inline(rows)).encode(y=y)
     title = ["Change in test accuracy", "(percentage points per", "doubling of batch size)"]
     x = alt.X(
         "slope:Q",
@@ -92,17 +104,17 @@ def slopes(analysis: StudyAnalysis, width: int) -> str:
         scale=alt.Scale(padding=14),
         axis=alt.Axis(tickCount=max(4, width // 80)),
     )
-    colour = _arm_scale("color", arms)
+    colour = arm_scale("color", arms)
     layers = alt.layer(
-        base.mark_bar(opacity=0.13, color=_TEXT, height=alt.RelativeBandSize(1.0)).encode(
+        base.mark_bar(opacity=0.13, color=TEXT, height=alt.RelativeBandSize(1.0)).encode(
             x="zone_low:Q", x2="zone_high:Q"
         ),
-        base.mark_rule(color=_TEXT, opacity=0.6).encode(x=alt.datum(0)),
+        base.mark_rule(color=TEXT, opacity=0.6).encode(x=alt.datum(0)),
         base.mark_rule(strokeWidth=3, strokeCap="round").encode(x="low:Q", x2="high:Q", color=colour),
-        base.mark_point(filled=True, size=90, opacity=1).encode(x=x, color=colour, shape=_arm_scale("shape", arms)),
+        base.mark_point(filled=True, size=90, opacity=1).encode(x=x, color=colour, shape=arm_scale("shape", arms)),
     )
     chart = layers.properties(width=width, height=alt.Step(30))
-    return _svg(chart, "Slope of test accuracy per doubling of batch size, with intervals, for each normaliser")
+    return svg(chart, "Slope of test accuracy per doubling of batch size, with intervals, for each normaliser")
 
 
 def curves(
@@ -143,13 +155,13 @@ def curves(
     scale = alt.Scale(domain=list(domain), nice=False)
     title = "Test accuracy (%)"
     y = alt.Y("mean:Q", title=title, scale=scale)
-    base = alt.Chart(_data(rows)).encode(x=x, color=_arm_scale("color", arms))
+    base = alt.Chart(inline(rows)).encode(x=x, color=arm_scale("color", arms))
     layers = alt.layer(
         base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q"),
         base.mark_line(strokeWidth=2).encode(y=y),
-        base.mark_point(filled=True, size=44, opacity=1).encode(y=y, shape=_arm_scale("shape", arms)),
+        base.mark_point(filled=True, size=44, opacity=1).encode(y=y, shape=arm_scale("shape", arms)),
     )
-    return _svg(layers.properties(width=width, height=height), label)
+    return svg(layers.properties(width=width, height=height), label)
 
 
 def accuracy_domain(curves: Sequence[Sequence[CurvePoint]]) -> tuple[float, float]:
@@ -223,7 +235,7 @@ def _heat_map(
     x = x.axis(labelAngle=0, labelOverlap="greedy", ticks=False, domain=False)
     y = alt.Y("rate:N", sort=rates, title="Learning rate", scale=alt.Scale(domain=rates))
     y = y.axis(ticks=False, domain=False)
-    base = alt.Chart(_data(rows)).encode(x=x, y=y)
+    base = alt.Chart(inline(rows)).encode(x=x, y=y)
     layers: list[alt.Chart] = [
         base.mark_rect(cornerRadius=2, stroke=None).encode(color=alt.Color("mean:Q", scale=scale, legend=None))
     ]
@@ -243,28 +255,30 @@ def _heat_map(
             yOffset=-10,
         )
         layers.append(mark.encode(color=alt.Color("text:N", scale=None, legend=None)))
-    ring = base.transform_filter("datum.best").mark_rect(filled=False, stroke=_TEXT, strokeWidth=2.5, cornerRadius=2)
+    ring = base.transform_filter("datum.best").mark_rect(filled=False, stroke=TEXT, strokeWidth=2.5, cornerRadius=2)
     chart = alt.layer(*layers, ring).resolve_scale(color="independent")
     chart = chart.properties(width=PANEL_WIDTH, height=alt.Step(34 if len(rates) <= 12 else 16))
-    return _svg(chart, f"Mean test accuracy of {arm} per learning rate and batch size")
+    return svg(chart, f"Mean test accuracy of {arm} per learning rate and batch size")
 
 
 def _rate(rate: float | None) -> str:
     return "–" if rate is None else f"{rate:g}"
 
 
-def _arm_scale(channel: str, arms: Sequence[str]) -> Any:
+def arm_scale(channel: str, arms: Sequence[str]) -> Any:
     """Colour or shape by arm: the same in every figure; the page has the legend."""
     if channel == "color":
         return alt.Color("arm:N", scale=alt.Scale(domain=list(arms), range=list(colour_of(arms).values())), legend=None)
     return alt.Shape("arm:N", scale=alt.Scale(domain=list(arms), range=list(shape_of(arms).values())), legend=None)
 
 
-def _data(rows: list[dict[str, Any]]) -> Any:
+def inline(rows: list[dict[str, Any]]) -> Any:
+    """The rows, within the picture."""
     return alt.InlineData(values=rows)
 
 
-def _svg(chart: Any, label: str) -> str:
+def svg(chart: Any, label: str) -> str:
+    """The chart drawn; `label` is read to who cannot see it."""
     spec = chart.to_dict()
     version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     text = vl_convert.vegalite_to_svg(spec, vl_version=version, config=_CONFIG, allowed_base_urls=[])

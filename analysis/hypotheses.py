@@ -8,8 +8,10 @@ from analysis.result import (
     ArmVerdict,
     HypothesisResult,
     Interval,
+    PaperResult,
     RateDirection,
     RateSlope,
+    Seen,
     StudyVerdict,
 )
 from analysis.wording import (
@@ -24,18 +26,7 @@ from analysis.wording import (
     rates_text,
     slope_text,
 )
-from trials.spec import BatchSizeSlope
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down adjustment (Holm 1979). A None stays None but counts in the family, as a p of 1."""
-    order = sorted((i for i, p in enumerate(p_values) if p is not None), key=lambda i: p_values[i] or 0.0)
-    adjusted: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * (p_values[index] or 0.0)))
-        adjusted[index] = largest
-    return adjusted
+from trials.spec.models import BatchSizeSlope, PaperRow
 
 
 def judge_arm(
@@ -134,17 +125,25 @@ def judge_hypothesis(index: int, hypothesis: BatchSizeSlope, judgements: Sequenc
     return HypothesisResult(
         index=index,
         kind=hypothesis.kind,
+        claim=f"{claimed} slope for {listed(hypothesis.arms)}",
         arms=tuple(hypothesis.arms),
-        direction=claimed,
-        smallest_slope=hypothesis.smallest_slope,
         alpha=hypothesis.alpha,
         verdict=verdict,
         sentence=_sentence(hypothesis, verdict, judgements) + _differences(judgements),
+        direction=claimed,
+        smallest_slope=hypothesis.smallest_slope,
         mixed_over_learning_rates=any(j.mixed for j in judgements),
         judgements=tuple(judgements),
-        verdict_excluding_diverged=None,
-        sensitive_to_diverged=False,
     )
+
+
+def seen(paper: PaperRow, hypotheses: Sequence[HypothesisResult]) -> PaperResult:
+    """Seen where every hypothesis is supported, not seen where one is contradicted, undecided otherwise."""
+    verdicts = [h.verdict for h in hypotheses]
+    word: Seen = "seen" if verdicts and set(verdicts) == {"supported"} else "undecided"
+    if "contradicted" in verdicts:
+        word = "not seen"
+    return PaperResult(paper.row, paper.outcome, word)
 
 
 def with_diverged_excluded(main: HypothesisResult, other: HypothesisResult, diverged: int) -> HypothesisResult:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from analysis import wording
 from analysis.result import StudyAnalysis
 from analysis.table import read_outcomes
-from trials.records import TrialState
+from trials.records import TrialState, channels_text
 from trials.spec import StudySpec
 
 MOST_RATE_PANELS = 24
@@ -29,9 +29,17 @@ def render_report(analysis: StudyAnalysis, table: pa.Table, spec: StudySpec, pro
         provenance: what else the reader should know of how the numbers came about (versions,
             host, times), printed as it is; values may be nested mappings or lists.
     """
-    from analysis import figures  # altair, only where something is drawn
+    from analysis import claim_figures, figures  # altair, only where something is drawn
 
     arms = [arm.normaliser for arm in analysis.arms]
+    has_slopes = len(spec.space.batch_size) > 1
+    drawings = {}
+    for h in analysis.hypotheses:
+        if h.ranking:
+            drawings[h.index] = tuple(claim_figures.ranking(h.ranking, width) for width in (560, 200))
+        elif h.width_peak:
+            sizes = (600, 320), (figures.PANEL_WIDTH - 20, 260)
+            drawings[h.index] = tuple(claim_figures.widths(h.width_peak.arms, *size) for size in sizes)
     whole = [(arm.normaliser, arm.curve) for arm in analysis.arms]
     domain = figures.accuracy_domain([curve for _, curve in whole])
     rate_curves = [rate.curve for arm in analysis.arms for rate in arm.by_learning_rate]
@@ -39,11 +47,19 @@ def render_report(analysis: StudyAnalysis, table: pa.Table, spec: StudySpec, pro
     rates = [rate.learning_rate for rate in analysis.arms[0].by_learning_rate]
     label = "Mean test accuracy against batch size for each normaliser"
     rate_panels = []
-    for i, rate in enumerate(rates[:MOST_RATE_PANELS]):
+    for i, rate in enumerate(rates[:MOST_RATE_PANELS] if has_slopes else []):
         series = [(arm.normaliser, arm.by_learning_rate[i].curve) for arm in analysis.arms]
         title = "no learning rate recorded" if rate is None else f"learning rate {rate:g}"
         picture = figures.curves(series, arms, rate_domain, figures.PANEL_WIDTH, 190, f"{label}, {title}")
         rate_panels.append(figures.Panel(title.capitalize(), picture))
+    slopes: dict[str, str] = {}
+    if has_slopes:
+        slopes = {
+            "forest_wide": figures.slopes(analysis, 620),
+            "forest_narrow": figures.slopes(analysis, 220),
+            "curves_wide": figures.curves(whole, arms, domain, 660, 340, label),
+            "curves_narrow": figures.curves(whole, arms, domain, figures.PANEL_WIDTH, 280, label),
+        }
     return (
         _environment()
         .get_template("report.html.j2")
@@ -51,10 +67,9 @@ def render_report(analysis: StudyAnalysis, table: pa.Table, spec: StudySpec, pro
             analysis=analysis.to_dict(),
             description=spec.description,
             trials_run=table.num_rows,
-            forest_wide=figures.slopes(analysis, 620),
-            forest_narrow=figures.slopes(analysis, 220),
-            curves_wide=figures.curves(whole, arms, domain, 660, 340, label),
-            curves_narrow=figures.curves(whole, arms, domain, figures.PANEL_WIDTH, 280, label),
+            drawings=drawings,
+            has_slopes=has_slopes,
+            **slopes,
             rate_panels=rate_panels,
             rates_hidden=max(0, len(rates) - MOST_RATE_PANELS),
             heat=figures.heat_maps(read_outcomes(table, spec)),
@@ -77,8 +92,13 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("points", "points_interval", "band", "percent", "probability", "correlation", "level", "listed"):
-        environment.filters[name] = getattr(wording, name)
+    for function in (
+        *(wording.points, wording.points_interval, wording.band, wording.percent, wording.probability),
+        *(wording.correlation, wording.level, wording.listed, wording.budget_text, wording.budget_caution),
+    ):
+        environment.filters[function.__name__] = function
+    environment.filters["decimals"] = lambda value: "–" if value is None else f"{value:.3f}"
+    environment.filters["negated"] = lambda value: None if value is None else -value
     environment.filters["drawing"] = _drawing
     environment.filters["rate_name"] = lambda rate: "–" if rate is None else f"{rate:g}"
     environment.globals.update(counted=wording.counted)
@@ -95,30 +115,40 @@ def _facts(spec: StudySpec, provenance: Mapping[str, Any]) -> list[tuple[str, st
     data = spec.data.dataset + (f" ({spec.data.path})" if spec.data.path else "")
     if spec.data.train_samples:
         data += f", {spec.data.train_samples} training samples"
+    axes = spec.axes()
+    is_cnn = spec.model.kind == "cnn"
+    of_model = ("channels", "kernel", "stride", "pooling") if is_cnn else ("depth", "width")
     model = f"{spec.model.kind}, "
     model += ", ".join(
-        f"{axis} {wording.listed([str(v) for v in levels])}"
-        for axis, levels in (
-            ("depth", spec.space.depth or [spec.model.depth]),
-            ("width", spec.space.width or [spec.model.width]),
-            ("activation", spec.space.activation or [spec.model.activation]),
-        )
+        f"{axis} {wording.listed([_level(level) for level in axes[axis]])}"
+        for axis in (*of_model, "activation", "placement", "gain")
+        if axis not in ("placement", "gain") or axes[axis] not in (["pre"], [False])
     )
+    budget = spec.training.budget.model_dump(exclude_none=True)
+    optimiser = wording.listed(axes["optimiser"])
+    if axes["weight_decay"] != [0.0]:
+        optimiser += f", weight decay {wording.listed([f'{decay:g}' for decay in axes['weight_decay']])}"
     seeds = spec.seed_list
     shown = wording.listed([str(s) for s in seeds]) if len(seeds) <= 12 else f"{len(seeds)}, {seeds[0]} … {seeds[-1]}"
     facts = [
         ("Spec hash", spec.content_hash()),
         ("Design", spec.design),
-        ("Budget", f"by epochs: {wording.counted(spec.training.budget.epochs, 'epoch')} for every trial"),
+        ("Budget", f"by {next(iter(budget))}: {wording.budget_text(budget)} for every trial"),
         ("Data set", data),
         ("Model", model),
-        ("Optimiser", f"{spec.training.optimiser}; a last batch that is too small: {spec.training.last_batch}"),
+        ("Optimiser", f"{optimiser}; a last batch that is too small: {spec.training.last_batch}"),
         ("Batch sizes", wording.listed([str(b) for b in spec.space.batch_size])),
         ("Learning rates", wording.listed([f"{rate:g}" for rate in spec.space.learning_rate])),
         ("Seeds", shown),
     ]
     said = {name for name, _ in facts}
     return facts + [(name, text) for name, text in _flat(provenance) if name not in said]
+
+
+def _level(level: Any) -> str:
+    if isinstance(level, bool):
+        return "yes" if level else "no"
+    return channels_text(level) or "" if isinstance(level, list) else str(level)
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:

@@ -12,6 +12,10 @@ Interval = tuple[float, float]
 ArmVerdict = Literal["negative", "positive", "flat", "undecided"]
 RateDirection = Literal["falls", "rises", "flat", "unclear"]
 StudyVerdict = Literal["supported", "contradicted", "undecided"]
+PairVerdict = Literal["higher", "lower", "equal", "undecided"]
+PeakVerdict = Literal["peak", "no peak", "undecided"]
+ShapeVerdict = Literal["as claimed", "otherwise", "unknown"]
+Seen = Literal["seen", "not seen", "undecided"]
 
 DECIMALS = 6
 """Decimals kept of slopes, accuracies and p-values: a ten-thousandth of a percentage point."""
@@ -23,6 +27,14 @@ def rounded(value: float) -> float | None:
     """A plain float with `DECIMALS` decimals; None where the value is not finite; never −0.0."""
     value = float(value)
     return round(value, DECIMALS) + 0.0 if math.isfinite(value) else None
+
+
+def rounded_interval(interval: Interval | None) -> Interval | None:
+    """Both ends as `rounded`; None where either is not finite."""
+    if interval is None:
+        return None
+    low, high = rounded(interval[0]), rounded(interval[1])
+    return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)
@@ -125,21 +137,151 @@ class ArmJudgement(_Record):
 
 
 @dataclass(frozen=True)
+class Chosen(_Record):
+    """A learning rate that was best by validation, and in how many strata of the arm."""
+
+    learning_rate: float | None
+    weight_decay: float | None
+    strata: int
+    at_edge: bool  # the smallest or largest listed, so that a better one may lie beyond
+
+
+@dataclass(frozen=True)
+class TunedArm(_Record):
+    """Mean test accuracy of one arm at its best learning rates, over seeds and strata."""
+
+    normaliser: str
+    mean: float | None
+    interval: Interval | None
+    n_seeds: int
+    n_strata: int
+    chosen: tuple[Chosen, ...]
+
+
+@dataclass(frozen=True)
+class PairResult(_Record):
+    """Test accuracy of `better` less that of `worse`, as the order claims them; paired by seed."""
+
+    better: str
+    worse: str
+    difference: float | None
+    interval: Interval | None  # at 1 − alpha
+    held_out_difference: float | None  # each seed at the learning rates that the other seeds chose
+    p_value: float | None
+    p_holm: float | None
+    n_seeds: int
+    n_strata: int
+    verdict: PairVerdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankingResult(_Record):
+    """What a `ranking` found."""
+
+    tiers: tuple[tuple[str, ...], ...]
+    smallest_difference: float
+    arms: tuple[TunedArm, ...]
+    pairs: tuple[PairResult, ...]
+
+
+@dataclass(frozen=True)
+class WidthPoint(_Record):
+    """Mean test accuracy at one width, at its best learning rates."""
+
+    width: int
+    mean: float | None
+    interval: Interval | None
+    n: int  # trials in the mean
+    share_highest: float | None  # of the bootstrap's resamples in which this width is the highest
+
+
+@dataclass(frozen=True)
+class Change(_Record):
+    """A difference of mean test accuracy between two widths, with Student's t one-sided p-value of its being > 0."""
+
+    difference: float | None
+    interval: Interval | None
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class PeakArm(_Record):
+    """One arm's curve over width."""
+
+    normaliser: str
+    peak: int | None  # the width with the highest mean
+    rise: Change  # the highest mean less that at the smallest width
+    fall: Change  # the highest mean less that at the largest width
+    p_holm: float | None  # of a peak; where the highest is at an end, of there being none
+    n_seeds: int
+    verdict: PeakVerdict
+    reason: str
+    curve: tuple[WidthPoint, ...]
+
+
+@dataclass(frozen=True)
+class WidthPeakResult(_Record):
+    """What a `width_peak` found."""
+
+    arms: tuple[PeakArm, ...]
+
+
+@dataclass(frozen=True)
+class ShapeArm(_Record):
+    """What one normaliser makes of the inputs: means over trials of the first probe of the first affine map."""
+
+    normaliser: str
+    norm_mean: float | None
+    norm_sd: float | None
+    directions: float | None
+    n_trials: int
+    verdict: ShapeVerdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class GeometryResult(_Record):
+    """What a `geometry` found."""
+
+    shape: str
+    radius: float | None
+    tolerance: float  # share by which a mean length may differ and still be equal
+    one_length: float  # largest deviation of equal lengths, as a share of the radius
+    arms: tuple[ShapeArm, ...]
+
+
+@dataclass(frozen=True)
 class HypothesisResult(_Record):
-    """The answer to one stated hypothesis."""
+    """The answer to one stated hypothesis. `direction` to `judgements` are of a `batch_size_slope`; of the other
+    kinds, one of `ranking`, `width_peak` and `geometry` has what was found.
+    """
 
     index: int
     kind: str
+    claim: str
     arms: tuple[str, ...]
-    direction: str
-    smallest_slope: float
-    alpha: float
+    alpha: float | None  # None for geometry, which has no error rate
     verdict: StudyVerdict
     sentence: str
-    mixed_over_learning_rates: bool  # of any named arm
-    judgements: tuple[ArmJudgement, ...]
-    verdict_excluding_diverged: StudyVerdict | None
-    sensitive_to_diverged: bool
+    direction: str | None = None
+    smallest_slope: float | None = None
+    mixed_over_learning_rates: bool = False  # of any named arm
+    judgements: tuple[ArmJudgement, ...] = ()
+    ranking: RankingResult | None = None
+    width_peak: WidthPeakResult | None = None
+    geometry: GeometryResult | None = None
+    verdict_excluding_diverged: StudyVerdict | None = None
+    sensitive_to_diverged: bool = False
+
+
+@dataclass(frozen=True)
+class PaperResult(_Record):
+    """A row of the paper beside what this study saw of it."""
+
+    row: str
+    outcome: str
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -185,6 +327,7 @@ class StudyAnalysis(_Record):
     counts: Counts
     provisional: str | None  # said where planned trials have no result, so that the answers may change
     chance_accuracy: float | None
+    paper: PaperResult | None
     arms: tuple[ArmResult, ...]
     hypotheses: tuple[HypothesisResult, ...]
     exclusions: tuple[Exclusion, ...]

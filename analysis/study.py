@@ -7,7 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.estimators import SMALLEST_SPREAD, Block, balanced, curve_columns, seed_slopes, slope_weights, spearman
-from analysis.hypotheses import holm, judge_arm, judge_hypothesis, judgement, rate_direction, with_diverged_excluded
+from analysis.geometry import answer_geometry
+from analysis.holm import holm
+from analysis.hypotheses import judge_arm, judge_hypothesis, judgement, rate_direction, seen, with_diverged_excluded
+from analysis.ranking import answer_ranking
 from analysis.resampling import RESAMPLES, Bootstrap, bootstrap, permutation_test, seeds_test, stream
 from analysis.result import (
     SCHEMA_VERSION,
@@ -24,10 +27,14 @@ from analysis.result import (
     StudyAnalysis,
     StudyName,
     rounded,
+    rounded_interval,
 )
-from analysis.table import Outcomes, Treatment, read_outcomes
+from analysis.table import Outcomes, Treatment, first_probes, read_outcomes
+from analysis.tuned import Tuned, tuned
+from analysis.width import answer_width_peak
 from analysis.wording import arm_name, counted, listed, methods, provisional
-from trials.spec import BatchSizeSlope, StudySpec
+from trials.spec import StudySpec
+from trials.spec.models import BatchSizeSlope, Geometry, Hypothesis, Ranking
 
 _DEFAULT_ALPHA: float = BatchSizeSlope.model_fields["alpha"].default
 _DEFAULT_SMALLEST_SLOPE: float = BatchSizeSlope.model_fields["smallest_slope"].default
@@ -62,7 +69,7 @@ class _Estimate:
         return found
 
     def _interval(self, column: int, alpha: float) -> Interval | None:
-        return None if self.resampled is None else _rounded_interval(self.resampled.interval(column, alpha))
+        return None if self.resampled is None else rounded_interval(self.resampled.interval(column, alpha))
 
 
 def analyse(table: pa.Table, spec: StudySpec, *, resamples: int = RESAMPLES) -> StudyAnalysis:
@@ -79,19 +86,21 @@ def analyse(table: pa.Table, spec: StudySpec, *, resamples: int = RESAMPLES) -> 
     outcomes = read_outcomes(table, spec)
     main = _estimates(outcomes, "chance", spec, resamples)
     other = _estimates(outcomes, "excluded", spec, resamples) if outcomes.diverged else None
+    hypotheses = _hypotheses(table, outcomes, main, other, spec, resamples)
     return StudyAnalysis(
         schema=SCHEMA_VERSION,
         study=StudyName(spec.name, spec.content_hash()),
         design=spec.design,
-        budget=spec.training.budget.model_dump(),
+        budget=spec.training.budget.model_dump(exclude_none=True),
         counts=Counts(outcomes.planned, outcomes.by_state),
         provisional=provisional(outcomes.planned, outcomes.by_state),
         chance_accuracy=_rounded(outcomes.chance_accuracy),
+        paper=seen(spec.paper, hypotheses) if spec.paper else None,
         arms=tuple(
             _arm(arm, main[a], other[a] if other else None, outcomes, spec, resamples)
             for a, arm in enumerate(outcomes.arms)
         ),
-        hypotheses=_hypotheses(outcomes, main, other, spec),
+        hypotheses=hypotheses,
         exclusions=(*outcomes.exclusions, *_balance_exclusions(outcomes, main), *_attrition_notes(outcomes)),
         attrition=tuple(a for a in outcomes.attrition if a.diverged or a.missing),
         methods=methods(spec, resamples),
@@ -160,7 +169,7 @@ def _no_inference(slopes: np.ndarray) -> str | None:
 def _arm(
     arm: str, main: _Estimate, other: _Estimate | None, outcomes: Outcomes, spec: StudySpec, resamples: int
 ) -> ArmResult:
-    own = next((h for h in spec.hypotheses if arm in h.arms), None)
+    own = next((h for h in spec.hypotheses if isinstance(h, BatchSizeSlope) and arm in h.arms), None)
     alpha = own.alpha if own else _DEFAULT_ALPHA
     smallest_slope = own.smallest_slope if own else _DEFAULT_SMALLEST_SLOPE
     judged = _judgement(arm, main, smallest_slope, alpha)
@@ -223,18 +232,39 @@ def _judgement(arm: str, estimate: _Estimate, smallest_slope: float, alpha: floa
 
 
 def _hypotheses(
-    outcomes: Outcomes, main: Sequence[_Estimate], other: Sequence[_Estimate] | None, spec: StudySpec
+    table: pa.Table,
+    outcomes: Outcomes,
+    main: Sequence[_Estimate],
+    other: Sequence[_Estimate] | None,
+    spec: StudySpec,
+    resamples: int,
 ) -> tuple[HypothesisResult, ...]:
-    def answer(index: int, hypothesis: BatchSizeSlope, estimates: Sequence[_Estimate]) -> HypothesisResult:
-        of = dict(zip(outcomes.arms, estimates, strict=True))
-        judged = [_judgement(arm, of[arm], hypothesis.smallest_slope, hypothesis.alpha) for arm in hypothesis.arms]
-        return judge_hypothesis(index, hypothesis, judged)
+    probes = first_probes(table, spec) if any(isinstance(h, Geometry) for h in spec.hypotheses) else {}
+    spec_hash, widths = spec.content_hash(), spec.axes()["width"]
+    needs_tuned = any(not isinstance(h, BatchSizeSlope | Geometry) for h in spec.hypotheses)
 
+    def answer(
+        index: int, hypothesis: Hypothesis, estimates: Sequence[_Estimate], best: Tuned | None
+    ) -> HypothesisResult:
+        if isinstance(hypothesis, BatchSizeSlope):
+            of = dict(zip(outcomes.arms, estimates, strict=True))
+            judged = [_judgement(arm, of[arm], hypothesis.smallest_slope, hypothesis.alpha) for arm in hypothesis.arms]
+            return judge_hypothesis(index, hypothesis, judged)
+        if isinstance(hypothesis, Geometry):
+            return answer_geometry(index, hypothesis, probes)
+        assert best is not None
+        if isinstance(hypothesis, Ranking):
+            return answer_ranking(index, hypothesis, best, spec_hash, resamples)
+        return answer_width_peak(index, hypothesis, best, widths, spec_hash, resamples)
+
+    best = tuned(outcomes, "chance") if needs_tuned else None
+    best_other = tuned(outcomes, "excluded") if needs_tuned and other is not None else None
     answers = []
     for index, hypothesis in enumerate(spec.hypotheses):
-        result = answer(index, hypothesis, main)
-        if other is not None:
-            result = with_diverged_excluded(result, answer(index, hypothesis, other), outcomes.diverged)
+        result = answer(index, hypothesis, main, best)
+        if other is not None and not isinstance(hypothesis, Geometry):
+            excluding = answer(index, hypothesis, other, best_other)
+            result = with_diverged_excluded(result, excluding, outcomes.diverged)
         answers.append(result)
     return tuple(answers)
 
@@ -257,7 +287,7 @@ def _curves(
             return CurvePoint(batch_size, None, None, 0)
         interval = resampled.interval(column, alpha)
         if interval is not None:  # no accuracy lies outside 0 … 1
-            interval = _rounded_interval((max(0.0, interval[0]), min(1.0, interval[1])))
+            interval = rounded_interval((max(0.0, interval[0]), min(1.0, interval[1])))
         return CurvePoint(batch_size, rounded(resampled.means[column]), interval, int(found[curve][1][level]))
 
     curves = [tuple(point(c, b) for b in range(len(outcomes.levels))) for c in range(len(chosen))]
@@ -331,10 +361,3 @@ def _attrition_notes(outcomes: Outcomes) -> list[Exclusion]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else rounded(value)
-
-
-def _rounded_interval(interval: Interval | None) -> Interval | None:
-    if interval is None:
-        return None
-    low, high = rounded(interval[0]), rounded(interval[1])
-    return None if low is None or high is None else (low, high)

@@ -15,15 +15,29 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.result import Attrition, Exclusion
-from trials.records import Reason, TrialState
+from trials.records import Reason, TrialState, channels_text
 from trials.spec import StudySpec
 
 Treatment = Literal["chance", "excluded"]
 """Of diverged trials: counted at chance accuracy, or left out."""
 
-STRATUM_AXES = ("learning_rate", "width", "depth", "activation")
-_COLUMNS = (*STRATUM_AXES, "trial_key", "normaliser", "batch_size", "seed", "state", "reason")
+_FIRST_AXES = ("learning_rate", "width", "depth", "activation")
+_LATER_AXES = (
+    "placement",
+    "gain",
+    "channels",
+    "kernel",
+    "stride",
+    "pooling",
+    "optimiser",
+    "weight_decay",
+)
+"""Axes that tables of the first release have no column of."""
+
+STRATUM_AXES = (*_FIRST_AXES, *_LATER_AXES)
+_COLUMNS = (*_FIRST_AXES, "trial_key", "normaliser", "batch_size", "seed", "state", "reason")
 _NUMBERS = ("chance_accuracy", "test_accuracy")
+_PROBES = ("probe_updates", "probe_input_norm_mean", "probe_input_norm_sd", "probe_input_directions")
 
 _WHY = {
     Reason.PACK_ERROR: "the pack raised an error; its traceback is in the driver's log",
@@ -44,13 +58,22 @@ class Stratum(NamedTuple):
     width: int | None
     depth: int | None
     activation: str | None
+    placement: str | None
+    gain: bool | None
+    channels: str | None  # "16-32", as are the next three of a cnn only
+    kernel: int | None
+    stride: int | None
+    pooling: str | None
+    optimiser: str | None
+    weight_decay: float | None
 
 
 @dataclass(frozen=True)
 class Outcomes:
     """The study's grid, `[arm, stratum, seed, level]`, with NaN where a trial has no outcome.
 
-    `accuracy` holds succeeded trials, `at_chance` the chance accuracy of diverged ones.
+    `accuracy` and `validation` hold the test and validation accuracy of succeeded trials, `at_chance` the
+    chance accuracy of diverged ones.
     """
 
     arms: tuple[str, ...]
@@ -58,6 +81,7 @@ class Outcomes:
     seeds: tuple[int, ...]
     levels: tuple[int, ...]  # batch sizes, ascending
     accuracy: np.ndarray
+    validation: np.ndarray
     at_chance: np.ndarray
     planned: int
     by_state: dict[str, int]
@@ -77,9 +101,16 @@ class Outcomes:
 
     def under(self, treatment: Treatment) -> np.ndarray:
         """Outcomes `[arm, stratum, seed, level]` under a treatment of diverged trials."""
+        return self._under(self.accuracy, treatment)
+
+    def validation_under(self, treatment: Treatment) -> np.ndarray:
+        """Validation accuracies, as `under`: a diverged trial is at chance there too."""
+        return self._under(self.validation, treatment)
+
+    def _under(self, values: np.ndarray, treatment: Treatment) -> np.ndarray:
         if treatment == "excluded":
-            return self.accuracy.copy()
-        return np.where(np.isfinite(self.at_chance), self.at_chance, self.accuracy)
+            return values.copy()
+        return np.where(np.isfinite(self.at_chance), self.at_chance, values)
 
 
 def read_outcomes(table: pa.Table, spec: StudySpec) -> Outcomes:
@@ -88,7 +119,7 @@ def read_outcomes(table: pa.Table, spec: StudySpec) -> Outcomes:
     Raises:
         AnalysisError: where a column is missing, a state is unknown, or a trial has two rows.
     """
-    rows = list(_rows(table))
+    rows = list(_rows(table, spec))
     by_state = {str(state): 0 for state in TrialState}
     for row in rows:
         if row["state"] not in by_state:
@@ -96,10 +127,11 @@ def read_outcomes(table: pa.Table, spec: StudySpec) -> Outcomes:
         by_state[row["state"]] += 1
     chance = _common_chance(rows)
     arms, seeds, levels = tuple(spec.space.normaliser), tuple(spec.seed_list), tuple(sorted(spec.space.batch_size))
-    planned_rows = [row for row in rows if _is_planned(row, spec)]
+    axes = _axes(spec)
+    planned_rows = [row for row in rows if _is_planned(row, spec, axes)]
     strata = tuple(sorted({_stratum(row) for row in planned_rows}, key=_none_last))
     shape = (len(arms), len(strata), len(seeds), len(levels))
-    accuracy, at_chance = np.full(shape, np.nan), np.full(shape, np.nan)
+    accuracy, validation, at_chance = (np.full(shape, np.nan) for _ in range(3))
     places = [{value: i for i, value in enumerate(axis)} for axis in (arms, strata, seeds, levels)]
     seen: set[tuple[int, ...]] = set()
     left_out: Counter[tuple[str, str]] = Counter()
@@ -111,6 +143,8 @@ def read_outcomes(table: pa.Table, spec: StudySpec) -> Outcomes:
         seen.add(place)
         if row["state"] == TrialState.SUCCEEDED and row["test_accuracy"] is not None:
             accuracy[place] = row["test_accuracy"]
+            if row["validation_accuracy"] is not None:
+                validation[place] = row["validation_accuracy"]
         elif row["state"] == TrialState.DIVERGED and (at := row["chance_accuracy"] or chance) is not None:
             at_chance[place] = at
         else:
@@ -125,17 +159,56 @@ def read_outcomes(table: pa.Table, spec: StudySpec) -> Outcomes:
         exclusions.append(Exclusion("trials without a row", planned - len(planned_rows), why))
     attrition = _attrition(accuracy, at_chance, arms, levels, planned // (len(arms) * len(levels)))
     return Outcomes(
-        arms, strata, seeds, levels, accuracy, at_chance, planned, by_state, chance, tuple(exclusions), attrition
+        arms,
+        strata,
+        seeds,
+        levels,
+        accuracy,
+        validation,
+        at_chance,
+        planned,
+        by_state,
+        chance,
+        tuple(exclusions),
+        attrition,
     )
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+class FirstProbe(NamedTuple):
+    """What the first normaliser made of its inputs before the first update, in one trial."""
+
+    norm_mean: float  # mean over samples of the length of a normalised input
+    norm_sd: float  # its standard deviation
+    directions: float  # participation ratio of its second moments: 1 on a line, n in all directions
+
+
+def first_probes(table: pa.Table, spec: StudySpec) -> dict[str, list[FirstProbe]]:
+    """Per arm, the first map's probe before the first update of each trial that has one, in the table's order."""
+    found: dict[str, list[FirstProbe]] = {arm: [] for arm in spec.space.normaliser}
+    if any(name not in table.column_names for name in _PROBES):
+        return found
+    axes = _axes(spec)
+    probes = zip(*(table.column(name).to_pylist() for name in _PROBES), strict=True)
+    for row, (updates, *columns) in zip(_rows(table, spec), probes, strict=True):
+        if not _is_planned(row, spec, axes) or not updates or updates[0] != 0:
+            continue
+        values = [_finite(column[0][0]) for column in columns if column and column[0]]
+        if len(values) == len(columns) and None not in values:
+            found[row["normaliser"]].append(FirstProbe(*values))
+    return found
+
+
+def _rows(table: pa.Table, spec: StudySpec) -> Iterator[dict[str, Any]]:
     missing = [name for name in (*_COLUMNS, *_NUMBERS) if name not in table.column_names]
+    absent = {name: levels for name, levels in _axes(spec).items() if name not in table.column_names}
+    missing += [name for name, levels in absent.items() if name not in missing and len(levels) > 1]
     if missing:
         raise AnalysisError(f"not a results table: it has no column {', '.join(missing)}")
-    columns = table.select([*_COLUMNS, *_NUMBERS]).to_pydict()
+    there = [n for n in (*_COLUMNS, *_LATER_AXES, *_NUMBERS, "validation_accuracy") if n in table.column_names]
+    columns = table.select(there).to_pydict()
+    given = {"validation_accuracy": None, **{name: levels[0] for name, levels in absent.items()}}
     for values in zip(*columns.values(), strict=True):
-        yield {name: _finite(value) for name, value in zip(columns, values, strict=True)}
+        yield given | {name: _finite(value) for name, value in zip(columns, values, strict=True)}
 
 
 def _finite(value: Any) -> Any:
@@ -151,28 +224,30 @@ def _none_last(stratum: Stratum) -> tuple[Any, ...]:
 
 
 def _axes(spec: StudySpec) -> dict[str, list[Any]]:
-    space, model = spec.space, spec.model
-    return {
-        "learning_rate": list(space.learning_rate),
-        "width": list(space.width or [model.width]),
-        "depth": list(space.depth or [model.depth]),
-        "activation": list(space.activation or [model.activation]),
-    }
+    """Levels of each stratum axis, as the results table writes them."""
+    axes = spec.axes()
+    if spec.model.kind == "cnn":  # its depth and width follow from its channels
+        channels = axes["channels"]
+        axes["depth"] = sorted({len(of) for of in channels})
+        axes["width"] = sorted({max(of) for of in channels})
+        axes["channels"] = [channels_text(of) for of in channels]
+    else:
+        axes |= {key: [None] for key in ("channels", "kernel", "stride", "pooling")}
+    return {name: axes[name] for name in STRATUM_AXES}
 
 
 def _planned(spec: StudySpec) -> int:
-    strata = math.prod(len(levels) for levels in _axes(spec).values())
-    return strata * len(spec.space.normaliser) * len(spec.space.batch_size) * len(spec.seed_list)
+    return math.prod(len(levels) for levels in spec.axes().values()) * len(spec.seed_list)
 
 
-def _is_planned(row: dict[str, Any], spec: StudySpec) -> bool:
+def _is_planned(row: dict[str, Any], spec: StudySpec, axes: dict[str, list[Any]]) -> bool:
     """Whether the row is on the spec's grid; a stratum axis without a level (null) is a level of its own."""
     on_grid = (
         row["normaliser"] in spec.space.normaliser
         and row["batch_size"] in spec.space.batch_size
         and row["seed"] in spec.seed_list
     )
-    return on_grid and all(row[axis] is None or row[axis] in levels for axis, levels in _axes(spec).items())
+    return on_grid and all(row[axis] is None or row[axis] in levels for axis, levels in axes.items())
 
 
 def _common_chance(rows: list[dict[str, Any]]) -> float | None:

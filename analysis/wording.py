@@ -42,7 +42,16 @@ def percent(value: float | None) -> str:
 
 
 def probability(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    """ "0.0006"; what would round to nothing is "<0.0001"."""
+    if value is None:
+        return "–"
+    return "<0.0001" if value < 0.00005 else f"{value:.4f}"
+
+
+def p_text(value: float) -> str:
+    """ "p = 0.0006", "p < 0.0001"."""
+    text = probability(value)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
 
 
 def correlation(value: float | None) -> str:
@@ -84,29 +93,94 @@ def slope_text(slope: float | None, interval: Interval | None, p_holm: float | N
     if interval is not None:
         parts.append(f"{level(alpha)} interval {points_interval(interval)}")
     if p_holm is not None:
-        parts.append(f"p = {probability(p_holm)}")
+        parts.append(p_text(p_holm))
     return ", ".join(parts)
+
+
+def difference_text(difference: float | None, interval: Interval | None, p_holm: float | None, alpha: float) -> str:
+    """ "+0.73 points, 95% interval 0.64 to 0.81, p = 0.0006"."""
+    parts = [f"{points(difference)} points"]
+    if interval is not None:
+        parts.append(f"{level(alpha)} interval {points_interval(interval)}")
+    if p_holm is not None:
+        parts.append(p_text(p_holm))
+    return ", ".join(parts)
+
+
+def budget_text(budget: Mapping[str, int]) -> str:
+    """ "10 epochs", "20,000 updates", "1,000,000 samples"."""
+    ((unit, amount),) = budget.items()
+    return f"{amount:,} {unit[:-1] if amount == 1 else unit}"
+
+
+def budget_caution(budget: Mapping[str, int]) -> str:
+    """What else changes with batch size."""
+    if "updates" in budget:
+        return "At fixed updates a larger batch sees more samples"
+    return f"At fixed {next(iter(budget))} a larger batch takes fewer optimiser steps"
+
+
+_TUNED = (
+    "within each stratum (here one level of every axis but learning rate and weight decay) an arm is taken at the "
+    "learning rate and weight decay with the best mean validation accuracy over seeds; the test split never chooses."
+)
+_TOPICS = {
+    "ranking": (
+        "Rankings",
+        f"{_TUNED} Test accuracies of two arms are then subtracted seed by seed and averaged over strata. The "
+        "interval is by the same bootstrap over seeds. What is chosen for its validation accuracy has had luck, an arm "
+        "that varies more has had more, and its test accuracy shares in it. So the difference is also taken with each "
+        "seed at the learning rates that the other seeds chose, and the p-value is Student's t of the smaller of the "
+        "two mean differences over the larger of their standard errors, two-sided, Holm over the pairs of arms in "
+        "different tiers. A pair is equal where the interval and the second difference lie within ± the smallest "
+        "difference of interest; otherwise higher or lower where the interval excludes zero and the adjusted p-value "
+        "is at most alpha; otherwise undecided. A ranking is supported where every pair is higher, contradicted where "
+        "one is lower, otherwise undecided.",
+    ),
+    "width_peak": (
+        "Peaks over width",
+        f"{_TUNED} An arm has a peak where its highest mean is at a width inside the range and is significantly "
+        "above both the smallest and the largest width: both intervals exclude zero, and the larger of the two "
+        "one-sided p-values (as for rankings), times the number of widths inside the range because the highest was "
+        "picked by looking, Holm over the named arms, is at most alpha. It has none where its highest is at an end and "
+        "significantly above every width inside. The claim is supported where every named arm has a peak, contradicted "
+        "where one has none, otherwise undecided.",
+    ),
+    "geometry": (
+        "Geometry",
+        "from the first affine map's probe before the first update: mean and standard deviation of the lengths of "
+        "normalised inputs, and the participation ratio of their second moments (1 on a line, n in all directions of "
+        "n). Mean lengths are equal where they differ by at most 5%; inputs have one length where the deviation is at "
+        "most 10% of the radius. A cloud keeps mean and deviation of what “none” has, within 5%; points have one "
+        "length, the radius, and at most 1.05 directions; a circle the same and more than 1.5 directions; a disc has "
+        "a mean length below the radius, lengths that differ, and more than 1.5 directions. Each must hold in every "
+        "trial of the arm. There is no chance in it beyond the sample drawn, so no p-value.",
+    ),
+}
 
 
 def methods(spec: StudySpec, resamples: int) -> str:
     """What was computed, by what, and what it cannot tell; one line per topic, as "Topic: text"."""
-    epochs = counted(spec.training.budget.epochs, "epoch")
+    budget = spec.training.budget.model_dump(exclude_none=True)
+    unit = next(iter(budget))
     topics = {
         "Design": (
-            "fixed_lr. The effect of batch size is estimated within each learning rate (and each width, depth and"
-            " activation where the study varies them), then combined. The learning rates were not tuned for each "
+            "fixed_lr. The effect of batch size is estimated within each learning rate (and each level of the other"
+            " axes that the study varies), then combined. The learning rates were not tuned for each "
             "batch size."
         ),
         "Budget and confounding": (
-            f"by epochs: every trial trained for {epochs}, and its outcome is test accuracy after the last one. At"
-            " fixed epochs a larger batch takes fewer optimiser steps; this study's design does not separate the "
-            "two. A slope here is the effect of batch size together with the fewer steps that come with it."
+            f"by {unit}: every trial trained for {budget_text(budget)}, and its outcome is test accuracy after the"
+            f" last one. {budget_caution(budget)}; this study's design does not separate the "
+            "two. A slope here is the effect of batch size together with the "
+            f"{'more samples' if unit == 'updates' else 'fewer steps'} that come with it."
         ),
         "Slope": (
-            "least squares of test accuracy on log₂ batch size within each stratum (learning rate × width × depth"
-            " × activation) and seed. A seed's slope is the mean over strata, an arm's the mean over seeds. Where"
-            " outcomes are missing, seeds or cells are dropped until every seed kept has the same cells, so that "
-            "all seeds are averaged over the same strata; a stratum with fewer than two batch sizes has no slope."
+            "least squares of test accuracy on log₂ batch size within each stratum (one level of every axis but"
+            " batch size and normaliser) and seed. A seed's slope is the mean over strata, an arm's the mean over "
+            "seeds. Where outcomes are missing, seeds or cells are dropped until every seed kept has the same cells, "
+            "so that all seeds are averaged over the same strata; a stratum with fewer than two batch sizes has no "
+            "slope."
         ),
         "Intervals": (
             f"bootstrap over seeds ({resamples} resamples, the same seeds for every arm), with percentiles "
@@ -137,6 +211,7 @@ def methods(spec: StudySpec, resamples: int) -> str:
             "hypothesis, because a mean over learning rates that disagree does not settle a claim about fixed "
             "ones. This rule only ever withholds an answer."
         ),
+        **{_TOPICS[kind][0]: _TOPICS[kind][1] for kind in _TOPICS if kind in {h.kind for h in spec.hypotheses}},
         "Diverged trials": (
             "count at chance accuracy. Every verdict is also computed with them excluded, and where the two "
             "disagree the answer says so."

@@ -42,7 +42,7 @@ def dataset() -> Dataset:
             generator.integers(0, CLASSES, count),
         )
 
-    return Dataset(split(SAMPLES), split(16), split(16), CLASSES, "synthetic")
+    return Dataset(split(SAMPLES), split(16), split(16), CLASSES, "synthetic", (3, 32, 32))
 
 
 def pack(width: int, batch_size: int, seeds: int, rates: int, normaliser: str) -> Pack:

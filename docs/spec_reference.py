@@ -3,7 +3,6 @@
 .venv/bin/python docs/spec_reference.py          # rewrites docs/spec.md
 """
 
-import typing
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,13 +15,15 @@ from trials.spec.models import StudySpec
 
 PAGE = Path(__file__).with_name("spec.md")
 
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
+
 HEAD = """# The study document (wire version 1)
 
-Generated from `trials/spec/models.py` by `docs/spec_reference.py`; a test fails where the two differ.
+Generated from the models in `trials/spec` by `docs/spec_reference.py`; a test fails where the two differ.
 
 JSON and YAML are both accepted and mean the same. Unknown keys are refused with the nearest valid
 name; text is never read as a number; `1e-3` is a number in YAML too. A key without a default is
-required. Version 1 documents stay readable for ever.
+required; a key at its default counts as left out. Version 1 documents stay readable for ever.
 """
 
 
@@ -41,11 +42,18 @@ def _nested(model: type[BaseModel], prefix: str = "") -> list[tuple[str, type[Ba
     found = []
     for name, field in model.model_fields.items():
         for member in _flat(field.annotation):
-            inner = get_args(member)[0] if get_origin(member) is list else member
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                path = f"{prefix}{name}" + ("[]" if get_origin(member) is list else "")
-                found += [(path, inner), *_nested(inner, f"{path}.")]
+            is_list = get_origin(member) is list
+            alternatives = _flat(get_args(member)[0]) if is_list else [member]
+            for inner in alternatives:
+                if isinstance(inner, type) and issubclass(inner, BaseModel):
+                    path = f"{prefix}{name}" + ("[]" if is_list else "")
+                    title = f"{path}, kind: {_kind(inner)}" if len(alternatives) > 1 else path
+                    found += [(title, inner), *_nested(inner, f"{path}.")]
     return found
+
+
+def _kind(model: type[BaseModel]) -> str:
+    return get_args(model.model_fields["kind"].annotation)[0]
 
 
 def _table(path: str, model: type[BaseModel]) -> str:
@@ -70,6 +78,9 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
     if origin is Annotated:
         bounds = [m for meta in arguments[1:] for m in getattr(meta, "metadata", [meta])]
         return _type(arguments[0]) + _bounds(bounds, _unit(arguments[0]))
+    members = [m for m in _flat(annotation) if m is not type(None)]
+    if origin in (Union, UnionType) and all(isinstance(m, type) and issubclass(m, BaseModel) for m in members):
+        return "mapping, see below"
     if origin in (Union, UnionType):
         return " or ".join(_type(a) for a in arguments if a is not type(None)) + (
             _bounds(field.metadata, _unit(annotation)) if field else ""
@@ -80,8 +91,7 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
         return f"list of {_type(arguments[0])}" + (_bounds(field.metadata, "entries") if field else "")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping, see below"
-    name = {int: "whole number", float: "number", str: "text"}.get(annotation, typing.cast(Any, annotation).__name__)
-    return name + (_bounds(field.metadata) if field else "")
+    return _NAMES[annotation] + (_bounds(field.metadata) if field else "")
 
 
 def _unit(annotation: Any) -> str:
@@ -107,6 +117,8 @@ def _default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if isinstance(default, BaseModel):
         return "all defaults"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     return "" if default is None else "none" if default == [] else f"`{default}`"
 
 

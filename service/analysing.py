@@ -45,7 +45,7 @@ class AnalysisTask:
     attempt: int
     root: str  # of the study's ledger
     spec: str  # canonical JSON
-    facts: Mapping[str, int]  # fields of DataFacts
+    facts: Mapping[str, Any]  # fields of DataFacts
     absent: tuple[TrialState, Reason] | None  # of trials without a shard
     provenance: Mapping[str, Any]  # for the report's footer
 

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from service.claim_tables import claim_tables, interval, p_value, points
 from service.client import ENDED, is_tracking_late
 from service.client_types import Fault, Plan, PresetItem, Study
 
-MINUS = "−"
 PLAIN_PAUSE_SECONDS = 5.0
 """Least time between two progress lines where the output is not a terminal."""
 
@@ -152,7 +152,14 @@ def verdict(analysis: Mapping[str, Any]) -> RenderableType:
     """The verdict per normaliser, and the answer to each hypothesis."""
     lacking = analysis.get("provisional")
     warning = [Text(lacking, "bold yellow"), ""] if lacking else []
-    return Group("", *warning, verdict_table(analysis), "", remarks(analysis), "", answers(analysis))
+    slopes = [verdict_table(analysis), "", remarks(analysis), ""] if _has_slopes(analysis) else []
+    claims = [part for h in analysis["hypotheses"] for part in claim_tables(h)]
+    return Group("", *warning, *slopes, *claims, answers(analysis))
+
+
+def _has_slopes(analysis: Mapping[str, Any]) -> bool:
+    """Whether the study has two batch sizes or more."""
+    return not all(len(arm.get("curve", ())) == 1 for arm in analysis["arms"])
 
 
 def headline(study: Study) -> Text:
@@ -203,7 +210,7 @@ def verdict_table(analysis: Mapping[str, Any]) -> Table:
             Text(f"{ARM_SIGNS.get(verdict, '·')} {verdict}{mark}", quiet),
             points(arm["slope"]),
             interval(arm["interval"]),
-            "–" if arm["p_holm"] is None else f"{arm['p_holm']:.4f}",
+            p_value(arm["p_holm"]),
             str(arm["n_trials"]),
         )
     return table
@@ -232,7 +239,11 @@ def answers(analysis: Mapping[str, Any]) -> RenderableType:
     for hypothesis in analysis["hypotheses"]:
         sign, style = ANSWERS.get(hypothesis["verdict"], ("·", ""))
         grid.add_row(Text(sign, style), Text(hypothesis["sentence"]))
-    return grid if analysis["hypotheses"] else Text("The study states no hypothesis.", "dim")
+    blocks: list[RenderableType] = [grid if analysis["hypotheses"] else Text("The study states no hypothesis.", "dim")]
+    if paper := analysis.get("paper"):
+        text = Text.assemble(("Paper, ", "dim"), (paper["row"], "dim"), (": ", "dim"), (paper["seen"], "bold"))
+        blocks.append(text.append(f". It reports: {paper['outcome']}", "dim"))
+    return Group(*blocks)
 
 
 def links(study: Study, url: str, more: Sequence[tuple[str, str]] = ()) -> Text:
@@ -316,18 +327,6 @@ def plan_text(plan: Plan) -> str:
     """720 trials (144 cells) in 36 packs, about 1 min of training on one core"""
     size = f"{plan['trials']:,} trials ({plan['cells']:,} cells) in {plan['packs']:,} packs"
     return f"{size}, about {duration(plan['cost']['core_seconds'])} of training on one core"
-
-
-def points(value: float | None) -> str:
-    """A slope in percentage points, signed: −0.0073 is "−0.73"; as the report writes it."""
-    if value is None:
-        return "–"
-    text = f"{value * 100:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", MINUS)
-
-
-def interval(bounds: Sequence[float] | None) -> str:
-    return "–" if bounds is None else f"{points(bounds[0])} to {points(bounds[1])}"
 
 
 def duration(seconds: float) -> str:

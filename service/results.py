@@ -25,10 +25,21 @@ from service.analysing import ATTEMPT_KEY, RESULTS_FILE
 from service.store import Study, StudyState
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan, estimate, make_plan
-from trials.records import CURVE_COLUMNS, RESULTS_SCHEMA, Pack, Reason, TrialResult, TrialState, results_table
+from trials.records import (
+    CURVE_COLUMNS,
+    PROBE_COLUMNS,
+    RESULTS_SCHEMA,
+    Pack,
+    Reason,
+    TrialResult,
+    TrialState,
+    conform,
+    results_table,
+)
 from trials.spec import DataFacts, StudySpec, parse_document, parse_spec
 
-SCALAR_COLUMNS = tuple(name for name in RESULTS_SCHEMA.names if name not in CURVE_COLUMNS)
+SCALAR_COLUMNS = tuple(name for name in RESULTS_SCHEMA.names if name not in (*CURVE_COLUMNS, *PROBE_COLUMNS))
+"""What a listing and the CSV export show: one value per trial."""
 
 STORAGE_ERRORS = (OSError, LedgerError, pa.ArrowException)
 """What reading and writing a study's folder may raise."""
@@ -185,7 +196,7 @@ class StudyResults:
         pack, row = self._places[trial_key]
         if StudyState(study.state).has_ended and (file := self._trials_file(study)) is not None:
             with readable(study):
-                return plain(file.read().slice(self._first_rows[pack.key] + row, 1).to_pylist()[0])
+                return plain(conform(file.read().slice(self._first_rows[pack.key] + row, 1)).to_pylist()[0])
         self.refresh()
         if StudyState(study.state).has_ended:
             self._check_counts(study)
@@ -244,7 +255,8 @@ class StudyResults:
             table = self.ledger.table(self.plan, absent=absent_as(StudyState(study.state))).select(SCALAR_COLUMNS)
         else:
             with readable(study):
-                table = file.read(columns=list(SCALAR_COLUMNS)).replace_schema_metadata(None)
+                scalars = [name for name in SCALAR_COLUMNS if name in file.schema_arrow.names]
+                table = conform(file.read(columns=scalars), SCALAR_COLUMNS)
         with self._lock:
             self._settled = (version, table.combine_chunks())
             return self._settled[1]
@@ -261,7 +273,8 @@ class StudyResults:
             file = pq.ParquetFile(pa.BufferReader(self.ledger.read_file(RESULTS_FILE)))
             if (file.schema_arrow.metadata or {}).get(ATTEMPT_KEY) != str(study.attempt).encode():
                 return None
-            if not file.schema_arrow.equals(RESULTS_SCHEMA) or file.metadata.num_rows != self.plan.trials:
+            conform(file.schema_arrow.empty_table())
+            if file.metadata.num_rows != self.plan.trials:
                 raise pa.ArrowInvalid("it is not a table of the study's trials")
             return file
 
@@ -302,7 +315,7 @@ class StudyResults:
         if StudyState(study.state).has_ended and (file := self._trials_file(study)) is not None:
             with readable(study):
                 for batch in file.iter_batches(batch_size=1000):
-                    yield pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                    yield conform(pa.Table.from_batches([batch]))
             return
         self.refresh()
         if StudyState(study.state).has_ended:

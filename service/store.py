@@ -100,7 +100,7 @@ class Study(Base):
     attempt_started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     spec: Mapped[str] = mapped_column(sa.Text)  # canonical JSON
     spec_hash: Mapped[str] = mapped_column(sa.String(64))
-    facts: Mapped[dict[str, int]] = mapped_column(sa.JSON)  # trials.spec.DataFacts, as found at submission
+    facts: Mapped[dict[str, Any]] = mapped_column(sa.JSON)  # trials.spec.DataFacts, as found at submission
     trials: Mapped[int]
     cells: Mapped[int]
     packs: Mapped[int]

@@ -79,7 +79,7 @@ def new_study(spec: StudySpec, sized: Sized) -> Study:
         first_attempt=1,
         spec=spec.canonical_json(),
         spec_hash=spec.content_hash(),
-        facts=asdict(sized.facts),
+        facts=sized.facts.as_json(),
         trials=plan.trials,
         cells=plan.cells,
         packs=len(plan.packs),

@@ -19,7 +19,7 @@ from service.settings import Settings
 from service.store import Study, StudyState
 from service.tracking import Tracking
 from trials.plan import Plan
-from trials.records import CURVE_COLUMNS, RESULTS_SCHEMA
+from trials.records import CURVE_COLUMNS, PROBE_COLUMNS, RESULTS_SCHEMA
 from trials.spec import DocumentError, Issue, StudySpec, parse_document, parse_spec, warnings_of
 
 log = logging.getLogger(__name__)
@@ -137,15 +137,19 @@ class PresetView(BaseModel):
     spec: dict[str, Any]
 
 
-_PYTHON_TYPES = {pa.string(): str, pa.int64(): int, pa.float64(): float}
+_PYTHON_TYPES = {pa.string(): str, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 
 
 def _column(name: str) -> Any:
     field = RESULTS_SCHEMA.field(name)
-    if pa.types.is_list(field.type):
-        return (list[float | None], ...)
-    kind: Any = _PYTHON_TYPES[field.type]
+    kind = _python_type(field.type)
     return (kind | None if field.nullable else kind, ...)
+
+
+def _python_type(column: pa.DataType) -> Any:
+    if pa.types.is_list(column):
+        return list[_python_type(column.value_type) | None]
+    return _PYTHON_TYPES[column]
 
 
 TrialItem: Any = create_model(
@@ -154,8 +158,9 @@ TrialItem: Any = create_model(
 TrialView: Any = create_model(
     "TrialView",
     __base__=TrialItem,
-    __doc__="A row of the results table with its curves: one value per completed epoch.",
-    **{name: _column(name) for name in CURVE_COLUMNS},
+    __doc__="A row of the results table with its curves, one value per completed epoch, and its probes, one list "
+    "per probe with a value per affine map.",
+    **{name: _column(name) for name in (*CURVE_COLUMNS, *PROBE_COLUMNS)},
 )
 _ITEMS: Any = (list[TrialItem], ...)  # pyright: ignore[reportInvalidTypeForm] - made by create_model
 TrialPage: Any = create_model(

@@ -2,7 +2,9 @@
 
     <storage>/<study id>/
         spec.json            written by the service at submission
-        shards/<pack>.parquet   written by the driver, once, when a pack has ended
+        shards/<pack>.parquet   written by the pack's actor, once, when it has ended
+        lanes/<pack>.json       how many of its trials train at once, as first measured
+        checkpoints/<pack>.npz  where a long pack is; deleted when it has ended
         tracked/<pack>.json     written by the tracking thread once MLflow has the pack
         data.json            checksum of the data set, written by the first attempt
         attempts/<n>.json    where an attempt's time went, written by its driver
@@ -23,7 +25,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from trials.plan import Plan
-from trials.records import RESULTS_SCHEMA, Pack, Reason, TrialResult, TrialState, results_table
+from trials.records import RESULTS_SCHEMA, Pack, Reason, TrialResult, TrialState, conform, results_table
 
 _META_KEY = b"normstudy.pack"
 
@@ -67,6 +69,7 @@ class Ledger:
         sink = pa.BufferOutputStream()
         pq.write_table(table.replace_schema_metadata(metadata), sink)
         self._write(self._shard(pack.key), sink.getvalue().to_pybytes())
+        self.drop_checkpoint(pack.key)
 
     def finished(self) -> set[str]:
         """Keys of the packs with a readable shard. A truncated or damaged shard does not count."""
@@ -97,14 +100,14 @@ class Ledger:
         return [pack for pack in plan.packs if pack.key not in finished or self._is_lost(pack.key)]
 
     def shard(self, pack_key: str) -> pa.Table:
-        """The rows of one finished pack.
+        """The rows of one finished pack, by this release or an earlier one.
 
         Raises:
             LedgerError: where the shard is missing or damaged.
         """
         try:
             with pq.ParquetFile(self._shard(pack_key), filesystem=self._fs) as file:
-                return file.read().replace_schema_metadata(None).cast(RESULTS_SCHEMA)
+                return conform(file.read())
         except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a table of other columns
             raise LedgerError(f"shard {pack_key} cannot be read: {error}") from error
 
@@ -127,6 +130,30 @@ class Ledger:
                 gone = [TrialResult.absent(trial, *absent) for trial in pack.trials]
                 parts.append(results_table([pack.key] * len(gone), gone))
         return pa.concat_tables(parts) if parts else RESULTS_SCHEMA.empty_table()
+
+    # -- packs under way -------------------------------------------------------------------------
+
+    def lanes_at_once(self, pack_key: str) -> int | None:
+        """How many of the pack's trials train at once; None where nobody has said so yet."""
+        name = f"lanes/{pack_key}.json"
+        return json.loads(self.read_file(name))["lanes_at_once"] if self.has_file(name) else None
+
+    def keep_lanes_at_once(self, pack_key: str, lanes: int) -> None:
+        """Settle it for this and every later attempt."""
+        self._write(f"{self._base}/lanes/{pack_key}.json", json.dumps({"lanes_at_once": lanes}).encode())
+
+    def checkpoint(self, pack_key: str) -> bytes | None:
+        """The pack's last checkpoint, if it has one."""
+        name = f"checkpoints/{pack_key}.npz"
+        return self.read_file(name) if self.has_file(name) else None
+
+    def keep_checkpoint(self, pack_key: str, content: bytes) -> None:
+        """Replace the pack's checkpoint."""
+        self._write(f"{self._base}/checkpoints/{pack_key}.npz", content)
+
+    def drop_checkpoint(self, pack_key: str) -> None:
+        """Delete the pack's checkpoint, if there is one."""
+        self._delete(f"{self._base}/checkpoints/{pack_key}.npz")
 
     # -- what MLflow already has -----------------------------------------------------------------
 

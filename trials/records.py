@@ -7,8 +7,10 @@ numbers: `analysis`, the exports and MLflow all read them, none computes them an
 import enum
 import hashlib
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,7 +38,11 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialConfig:
-    """All that determines one trial's numbers. `key` is a hash of the content."""
+    """All that determines one trial's numbers. `key` is a hash of the content.
+
+    Fields with a default came after the first release; at their default they are left out of the
+    hash, so that the trials of earlier documents keep their keys.
+    """
 
     dataset: str
     path: str | None
@@ -50,31 +56,72 @@ class TrialConfig:
     activation: str
     normaliser: str
     optimiser: str
-    epochs: int
+    epochs: int | None  # the budget is exactly one of epochs, budget_updates, budget_samples
     last_batch: str
     batch_size: int
-    learning_rate: float
+    learning_rate: float  # as listed in the study; see `step_size`
     seed: int
+    budget_updates: int | None = None
+    budget_samples: int | None = None
+    placement: str = "pre"
+    gain: bool = False
+    channels: tuple[int, ...] | None = None  # of a cnn, as are the next three
+    kernel: int | None = None
+    stride: int | None = None
+    pooling: str | None = None
+    heads: int | None = None  # of an attention model, as is the next
+    patch: int | None = None
+    momentum: float | None = None  # where the optimiser is `momentum`
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    schedule_final: float | None = None  # of `cosine`
+    schedule_every: float | None = None  # of `step`, as is the next
+    schedule_factor: float | None = None
+    scaling: str = "none"
+    scaling_batch_size: int | None = None  # None where the scaling is `none`
+    synthetic: str | None = None  # what the synthetic data set draws, as canonical JSON
+    probe_every: int | None = None  # None: no probes
+    probe_samples: int | None = None
 
     @property
     def key(self) -> str:
         """16 hex digits of the SHA-256 of the content: the trial's name everywhere."""
-        return _digest(_encode(self))
+        return _digest(self._content())
 
     @property
     def cell_key(self) -> str:
         """The key of the trial's cell: the same content without the seed."""
-        content = asdict(self)
+        content = self._content()
         del content["seed"]
-        return _digest(json.dumps(content, sort_keys=True, separators=(",", ":")))
+        return _digest(content)
+
+    @property
+    def step_size(self) -> float:
+        """The learning rate at this batch size: `learning_rate`, scaled as the study asks."""
+        if self.scaling == "none" or self.scaling_batch_size is None:
+            return self.learning_rate
+        ratio = self.batch_size / self.scaling_batch_size
+        return self.learning_rate * (ratio if self.scaling == "linear" else math.sqrt(ratio))
+
+    def updates(self, train_samples: int) -> int:
+        """Optimiser steps of the whole budget on a training split of `train_samples`."""
+        if self.budget_updates is not None:
+            return self.budget_updates
+        if self.budget_samples is not None:
+            return self.budget_samples // self.batch_size
+        return (self.epochs or 0) * (train_samples // self.batch_size)
+
+    def _content(self) -> dict[str, Any]:
+        """The content that is hashed."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default or f.default is MISSING}
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Trials of one shape, normaliser and batch size, trained together by one actor.
+    """Trials of one shape, normaliser, batch size and optimiser, trained together by one actor.
 
-    `trials` is ordered by seed, then learning rate, and rectangular: every seed comes with
-    the same learning rates, so that lanes stack as [seeds, learning rates].
+    `trials` is ordered by seed, then weight decay, then learning rate, and rectangular: every seed
+    comes with the same settings (weight decay, learning rate), so that lanes stack as [seeds, settings].
     """
 
     key: str
@@ -83,7 +130,7 @@ class Pack:
 
     @property
     def config(self) -> TrialConfig:
-        """The first trial's config; all but its `learning_rate` and `seed` hold for the whole pack."""
+        """The first trial's config; all but its `learning_rate`, `weight_decay` and `seed` hold for the whole pack."""
         return self.trials[0]
 
     @property
@@ -91,18 +138,49 @@ class Pack:
         return tuple(dict.fromkeys(t.seed for t in self.trials))
 
     @property
-    def learning_rates(self) -> tuple[float, ...]:
-        return tuple(dict.fromkeys(t.learning_rate for t in self.trials))
+    def settings(self) -> tuple[tuple[float, float], ...]:
+        """(weight decay, learning rate) of each lane of a seed."""
+        return tuple(dict.fromkeys((t.weight_decay, t.learning_rate) for t in self.trials))
 
 
 METRICS = ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
+
+
+PROBES = (
+    "divergence_mean",
+    "divergence_sd",
+    "alignment",
+    "update_gain",
+    "interference",
+    "input_norm_mean",
+    "input_norm_sd",
+    "input_directions",
+)
+"""What a probe measures of each affine map (`trials.engine.probes`), one value per map from the first to the last:
+
+    divergence_mean, divergence_sd    mean and standard deviation over samples of ‖x‖² + 1, x the map's input
+    alignment       cosine between the change of the map's outputs in the optimiser's next step and the ideal, −g
+    update_gain     length of that change along −g, in units of step size × ‖g‖
+    interference    share of the change's energy that comes from other samples of the batch
+    input_norm_mean, input_norm_sd    the same for ‖u‖, u what the normaliser makes of x
+    input_directions                  participation ratio of u's second moments: 1 on a line, n in all directions
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One probe of a trial: `values[name][map]`, None where a value is not finite or has no meaning."""
+
+    updates: int  # optimiser steps taken before the probe
+    values: dict[str, tuple[float | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """How one trial ended, with its metrics after each completed epoch.
 
-    `curves[metric]` has one value per completed epoch; a value that is not finite is None.
+    An epoch is a pass over the training split; where the budget is in updates or samples the last
+    one may be part of a pass. `curves[metric]` has one value per completed epoch; a value that is not finite is None.
     `train_loss` is the mean over the epoch's batches as they were trained on; the other
     metrics are over the whole split after the epoch. Losses are cross-entropies in nats,
     accuracies are shares in [0, 1].
@@ -116,6 +194,8 @@ class TrialResult:
     samples: int  # training samples seen
     chance_accuracy: float | None  # accuracy of a uniform guess, 1 / classes; None where the trial never ran
     curves: dict[str, tuple[float | None, ...]]
+    probes: tuple[Probe, ...] = ()
+    lanes_at_once: int | None = None  # how many trials of the pack trained together; None where the trial never ran
 
     def final(self, metric: str) -> float | None:
         """The metric after the last completed epoch; None before the first and where not finite."""
@@ -146,7 +226,7 @@ RESULTS_SCHEMA = pa.schema(
         pa.field("activation", pa.string(), nullable=False),
         pa.field("normaliser", pa.string(), nullable=False),
         pa.field("optimiser", pa.string(), nullable=False),
-        pa.field("epochs", pa.int64(), nullable=False),
+        pa.field("epochs", pa.int64()),
         pa.field("last_batch", pa.string(), nullable=False),
         pa.field("batch_size", pa.int64(), nullable=False),
         pa.field("learning_rate", pa.float64(), nullable=False),
@@ -159,13 +239,69 @@ RESULTS_SCHEMA = pa.schema(
         pa.field("chance_accuracy", pa.float64()),
         *(pa.field(metric, pa.float64()) for metric in METRICS),
         *(pa.field(f"{metric}_by_epoch", pa.list_(pa.float64()), nullable=False) for metric in METRICS),
+        pa.field("budget_updates", pa.int64()),
+        pa.field("budget_samples", pa.int64()),
+        pa.field("placement", pa.string()),
+        pa.field("gain", pa.bool_()),
+        pa.field("channels", pa.string()),  # "16-32"
+        pa.field("kernel", pa.int64()),
+        pa.field("stride", pa.int64()),
+        pa.field("pooling", pa.string()),
+        pa.field("heads", pa.int64()),
+        pa.field("patch", pa.int64()),
+        pa.field("momentum", pa.float64()),
+        pa.field("weight_decay", pa.float64()),
+        pa.field("schedule", pa.string()),
+        pa.field("schedule_final", pa.float64()),
+        pa.field("schedule_every", pa.float64()),
+        pa.field("schedule_factor", pa.float64()),
+        pa.field("scaling", pa.string()),
+        pa.field("scaling_batch_size", pa.int64()),
+        pa.field("synthetic", pa.string()),
+        pa.field("probe_every", pa.int64()),
+        pa.field("probe_samples", pa.int64()),
+        pa.field("lanes_at_once", pa.int64()),
+        pa.field("probe_updates", pa.list_(pa.int64())),
+        *(pa.field(f"probe_{name}", pa.list_(pa.list_(pa.float64()))) for name in PROBES),  # [probe, map]
     ]
 )
-"""The columns of shards, `results.parquet` and the exports, in order."""
+"""The columns of shards, `results.parquet` and the exports, in order; from `budget_updates` on those that came
+after the first release."""
 
 CURVE_COLUMNS = tuple(f"{metric}_by_epoch" for metric in METRICS)
+PROBE_COLUMNS = ("probe_updates", *(f"probe_{name}" for name in PROBES))
 
-_CONFIG_FIELDS = tuple(f.name for f in fields(TrialConfig))
+
+def conform(table: pa.Table, names: Sequence[str] = RESULTS_SCHEMA.names) -> pa.Table:
+    """A results table of this release or an earlier one, with columns and types as `RESULTS_SCHEMA` has them.
+
+    An earlier release's trials had no probes, and what is now the default of each setting that came later.
+
+    Args:
+        names: the columns that are wanted.
+
+    Raises:
+        ValueError: a column is missing that every release wrote, or one is there that none writes; or, as
+            pyarrow.ArrowInvalid, a value does not fit its column.
+    """
+    have = set(table.column_names)
+    if unknown := have.difference(names) | set(names).difference(have, _LATER_COLUMNS):
+        raise ValueError(f"these columns are missing or not of a results table: {', '.join(sorted(unknown))}")
+    for name in names:
+        if name not in have:
+            value = [] if name in PROBE_COLUMNS else _CONFIG_DEFAULTS.get(name)
+            table = table.append_column(name, pa.array([value] * table.num_rows, RESULTS_SCHEMA.field(name).type))
+    schema = pa.schema([RESULTS_SCHEMA.field(name) for name in names])
+    return table.select(list(names)).replace_schema_metadata(None).cast(schema)
+
+
+_LATER_COLUMNS = frozenset(RESULTS_SCHEMA.names[RESULTS_SCHEMA.get_field_index("budget_updates") :])
+_CONFIG_DEFAULTS = {f.name: f.default for f in fields(TrialConfig) if f.default is not MISSING}
+
+
+def channels_text(channels: Sequence[int] | None) -> str | None:
+    """`channels` as the results table has it: "16-32"."""
+    return None if channels is None else "-".join(map(str, channels))
 
 
 def results_table(pack_key_of: Sequence[str], results: Sequence[TrialResult]) -> pa.Table:
@@ -178,6 +314,7 @@ def results_table(pack_key_of: Sequence[str], results: Sequence[TrialResult]) ->
             "cell_key": result.config.cell_key,
             "pack_key": pack_key,
             **config,
+            "channels": channels_text(result.config.channels),
             "state": str(result.state),
             "reason": str(result.reason) if result.reason else None,
             "epochs_completed": result.epochs_completed,
@@ -186,6 +323,9 @@ def results_table(pack_key_of: Sequence[str], results: Sequence[TrialResult]) ->
             "chance_accuracy": result.chance_accuracy,
             **{metric: result.final(metric) for metric in METRICS},
             **{f"{metric}_by_epoch": list(result.curves[metric]) for metric in METRICS},
+            "lanes_at_once": result.lanes_at_once,
+            "probe_updates": [probe.updates for probe in result.probes],
+            **{f"probe_{name}": [list(probe.values[name]) for probe in result.probes] for name in PROBES},
         }
         rows.append(row)
     return pa.Table.from_pylist(rows, schema=RESULTS_SCHEMA)
@@ -200,9 +340,6 @@ def experiment_name(study_name: str, study_id: str) -> str:
     return f"{study_name} ({study_id})"
 
 
-def _encode(config: TrialConfig) -> str:
-    return json.dumps({name: getattr(config, name) for name in _CONFIG_FIELDS}, sort_keys=True, separators=(",", ":"))
-
-
-def _digest(text: str) -> str:
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

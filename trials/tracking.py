@@ -12,12 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan
-from trials.records import METRICS, MLFLOW_VIEW, RESULTS_SCHEMA, Pack, experiment_name
+from trials.records import METRICS, MLFLOW_VIEW, PROBES, Pack, TrialConfig, experiment_name
 from trials.spec import StudySpec
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,10 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # costs one more request a run
 
-_PARAMETERS = tuple(n for n in RESULTS_SCHEMA.names[3 : RESULTS_SCHEMA.get_field_index("state")] if n != "path")
+_PARAMETERS = (
+    *(field.name for field in fields(TrialConfig) if field.name != "path"),
+    "lanes_at_once",
+)
 _RUN_STATUS = {"succeeded": "FINISHED", "diverged": "FINISHED", "pruned": "FINISHED", "cancelled": "KILLED"}
 _POLL_SECONDS = 0.5
 
@@ -235,14 +239,25 @@ class Tracker:
 
 
 def _metrics(row: dict[str, Any], start: int, end: int, metric_type: Any) -> Sequence[Any]:
-    """Per-epoch metrics. A value that is not finite is left out: MLflow would store infinity as a number."""
-    epochs = max(1, row["epochs_completed"])
-    return [
+    """Metrics after each epoch (step: the epoch) and of each probe's affine maps (step: updates before it).
+
+    A value that is not finite is left out: MLflow would store infinity as a number.
+    """
+    epochs, updates = max(1, row["epochs_completed"]), max(1, row["updates"])
+    metrics = [
         metric_type(name, value, start + (end - start) * (epoch + 1) // epochs, epoch + 1)
         for name in METRICS
         for epoch, value in enumerate(row[f"{name}_by_epoch"])
         if value is not None
     ]
+    metrics += [
+        metric_type(f"probe_{name}.{place}", value, start + (end - start) * step // updates, step)
+        for name in PROBES
+        for step, values in zip(row["probe_updates"] or [], row[f"probe_{name}"] or [], strict=True)
+        for place, value in enumerate(values)
+        if value is not None
+    ]
+    return metrics
 
 
 def _status(state: str) -> str:

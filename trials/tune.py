@@ -26,9 +26,11 @@ import torch
 from ray import tune
 from ray.exceptions import RayError, RayTaskError
 
+from trials.engine.checkpoints import CheckpointError
 from trials.engine.data import Dataset
+from trials.engine.measure import choose_lanes_at_once, is_out_of_memory
 from trials.engine.train import PackRun
-from trials.ledger import Ledger
+from trials.ledger import Ledger, LedgerError
 from trials.records import Pack, Reason, TrialResult, TrialState
 from trials.spec import StudySpec
 
@@ -38,6 +40,10 @@ LOST_WORKER_RETRIES = 2
 STEP_SECONDS = 1.0
 """A step trains whole epochs for about this long: each report costs the driver some 10 ms, and a study
 of small packs has thousands of epochs."""
+
+
+CHECKPOINT_SECONDS = 60.0
+"""Between a pack's checkpoints: what a lost worker or a killed study has to do again, at most."""
 
 
 class Unschedulable(RuntimeError):
@@ -82,14 +88,13 @@ class PackTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         started = time.perf_counter()
         try:
-            if self._run is None:
-                self._run = PackRun(self._pack, self._dataset, device=self._device)
             _set_process_title(f"ray::{self._study_name}/{self._pack.label}")
-            while not self._run.finished and time.perf_counter() - started < STEP_SECONDS:
-                self._run.step()
-            done, results, error = self._run.finished, None, None
-            if done:
-                results = self._run.results()
+            while not self._finished() and time.perf_counter() - started < STEP_SECONDS:
+                self._advance()
+            done, error = self._finished(), None
+            results = self._run.results() if done and self._run else None
+        except (OSError, LedgerError):  # of the storage, not of the pack
+            raise
         except Exception:
             error = traceback.format_exc()
             log.exception("pack %s failed", self._pack.label)
@@ -101,11 +106,48 @@ class PackTrainable(tune.Trainable):
         epoch = self._run.epoch if self._run else 0
         return {"epoch": epoch, "training_seconds": self._seconds, "done": done}
 
+    def _start(self) -> PackRun:
+        """Begin the pack, or go on from its checkpoint, with as many lanes at once as its first attempt had."""
+        lanes = self._ledger.lanes_at_once(self._pack.key)
+        if lanes is None:
+            lanes = choose_lanes_at_once(self._pack, self._dataset, self._device)
+            self._ledger.keep_lanes_at_once(self._pack.key, lanes)
+        run = PackRun(self._pack, self._dataset, self._device, lanes_at_once=lanes)
+        self._kept_at = time.monotonic()
+        if (content := self._ledger.checkpoint(self._pack.key)) is not None:
+            try:
+                run.restore(content)
+            except CheckpointError as error:
+                log.warning("pack %s begins anew: %s", self._pack.label, error)
+                run = PackRun(self._pack, self._dataset, self._device, lanes_at_once=lanes)
+        return run
+
+    def _advance(self) -> None:
+        """Train an epoch; where memory runs out, halve the lanes and go on from the last checkpoint."""
+        try:
+            self._run = self._run or self._start()
+            self._run.step()
+        except Exception as error:
+            lanes = self._ledger.lanes_at_once(self._pack.key) or 0
+            if not is_out_of_memory(error) or lanes < 4:  # two are the fewest that train side by side
+                raise
+            log.warning("pack %s: out of memory; %d lanes at once from here", self._pack.label, lanes // 2)
+            self._ledger.keep_lanes_at_once(self._pack.key, lanes // 2)
+            self._run = None  # its memory goes before the next one's comes
+            return
+        if not self._run.finished and time.monotonic() - self._kept_at > CHECKPOINT_SECONDS:
+            self._ledger.keep_checkpoint(self._pack.key, self._run.checkpoint())
+            self._kept_at = time.monotonic()
+
+    def _finished(self) -> bool:
+        return self._run is not None and self._run.finished
+
     def _provenance(self, error: str | None) -> dict[str, Any]:
         return {
             "started_at": self._started_at.isoformat(),
             "seconds": self._seconds,
             "lanes": len(self._pack.trials),
+            "lanes_at_once": self._run.lanes_at_once if self._run else None,
             "attempt": self._attempt,
             "host": platform.node(),
             "device": self._device,
@@ -115,7 +157,7 @@ class PackTrainable(tune.Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        return None  # a pack interrupted is a pack run again: the ledger resumes a study, not Tune
+        return None  # the ledger has a pack's checkpoints: they outlive Tune's folder and serve later attempts
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         return None

@@ -105,9 +105,10 @@ def make_results(
     return results
 
 
-def succeeded(config: TrialConfig, accuracy: float | None) -> TrialResult:
-    curves = {metric: (0.5, accuracy if metric == "test_accuracy" else 0.5) for metric in METRICS}
-    return TrialResult(config, TrialState.SUCCEEDED, None, config.epochs, 100, 1000, 0.1, curves)
+def succeeded(config: TrialConfig, accuracy: float | None, validation: float = 0.5) -> TrialResult:
+    last = {"test_accuracy": accuracy, "validation_accuracy": validation}
+    curves = {metric: (0.5, last.get(metric, 0.5)) for metric in METRICS}
+    return TrialResult(config, TrialState.SUCCEEDED, None, config.epochs or 0, 100, 1000, 0.1, curves)
 
 
 def diverged(result: TrialResult) -> TrialResult:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.hypotheses import holm, judge_arm, judge_hypothesis, judgement, rate_direction, with_diverged_excluded
+from analysis.holm import holm
+from analysis.hypotheses import judge_arm, judge_hypothesis, judgement, rate_direction, with_diverged_excluded
 from analysis.result import ArmJudgement, RateSlope
 from trials.spec import BatchSizeSlope
 

@@ -1,10 +1,12 @@
 """Trials, progress and exports, through the API and in the library."""
 
 import io
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
@@ -14,12 +16,24 @@ from service.cluster import submission_id
 from service.results import SCALAR_COLUMNS, StudyResults, plain
 from service.settings import Settings
 from service.store import Study
+from service.views import TrialView
 from tests.service.conftest import Serve
 from tests.service.fake_ray import FakeRay
 from tests.service.helpers import finish_packs, plan_of, settings_for, study_from
 from tests.studies import SMALLEST, spec
 from trials.ledger import Ledger
-from trials.records import CURVE_COLUMNS, RESULTS_SCHEMA, Reason, TrialState
+from trials.records import (
+    CURVE_COLUMNS,
+    METRICS,
+    PROBE_COLUMNS,
+    PROBES,
+    RESULTS_SCHEMA,
+    Probe,
+    Reason,
+    TrialResult,
+    TrialState,
+    results_table,
+)
 
 PACKS = plan_of(spec()).packs
 
@@ -327,7 +341,44 @@ def test_the_table_of_an_earlier_attempt_is_not_shown(results: tuple[StudyResult
     assert {row["state"] for _, row in found.rows(study, 100)} == {"succeeded"}
 
 
+def test_the_table_of_the_first_release_is_shown_as_one_of_today(results: tuple[StudyResults, Study, Settings]):
+    """A study that ended before an upgrade: its table lacks the columns that came later."""
+    found, study, settings = results
+    finish_packs(settings, study, PACKS)
+    today = found.ledger.table(found.plan)
+    old = today.select(RESULTS_SCHEMA.names[: RESULTS_SCHEMA.get_field_index("budget_updates")])
+    sink = io.BytesIO()
+    pq.write_table(old.replace_schema_metadata({ATTEMPT_KEY: str(study.attempt)}), sink)
+    found.ledger.write_file(RESULTS_FILE, sink.getvalue())
+    study.state = "COMPLETED"
+    rows = [row for _, row in found.rows(study, 100)]
+    expected = [{name: row[name] for name in SCALAR_COLUMNS} for row in today.to_pylist()]
+    assert rows == expected
+    assert found.row(study, rows[-1]["trial_key"]) == plain(today.to_pylist()[-1])
+    exported = io.BytesIO()
+    found.parquet(study, exported)
+    assert pq.read_table(exported).equals(today)
+
+
 def test_numbers_that_json_lacks_become_null():
     nan, infinity = float("nan"), float("inf")
     assert plain({"a": nan, "b": [1.0, -infinity, None], "c": "nan"}) == {"a": None, "b": [1.0, None, None], "c": "nan"}
-    assert set(CURVE_COLUMNS).isdisjoint(SCALAR_COLUMNS)
+    assert plain({"d": [[infinity, 1.0], []]}) == {"d": [[None, 1.0], []]}
+
+
+def test_a_listing_has_one_value_per_column():
+    lists = {field.name for field in RESULTS_SCHEMA if pa.types.is_list(field.type)}
+    assert lists == {*CURVE_COLUMNS, *PROBE_COLUMNS}
+    assert lists.isdisjoint(SCALAR_COLUMNS)
+    assert lists | set(SCALAR_COLUMNS) == set(RESULTS_SCHEMA.names)
+
+
+def test_a_trial_is_shown_with_its_probes():
+    (trial, *_) = PACKS[0].trials
+    probes = (Probe(0, dict.fromkeys(PROBES, (1.5, None))), Probe(8, dict.fromkeys(PROBES, (2.5, None))))
+    curves: dict[str, tuple[float | None, ...]] = dict.fromkeys(METRICS, (0.5,))
+    result = TrialResult(trial, TrialState.SUCCEEDED, None, 1, 8, 512, 0.1, curves, probes, lanes_at_once=2)
+    row = results_table([PACKS[0].key], [result]).to_pylist()[0]
+    shown = json.loads(TrialView(**plain(row)).model_dump_json())
+    assert (shown["gain"], shown["lanes_at_once"], shown["probe_updates"]) == (False, 2, [0, 8])
+    assert shown["probe_alignment"] == [[1.5, None], [2.5, None]]

@@ -1,14 +1,18 @@
 """Facts of a data set before it is loaded, and where its files may lie."""
 
 import io
+import json
+import math
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trials.spec import DataSpec, SpecError, facts_for
+from trials.spec import DataFacts, DataSpec, SpecError, facts_for
 from trials.spec.catalogue import find_parquet, split_sizes
 
 
@@ -30,7 +34,7 @@ def test_facts_come_from_the_files(tmp_path: Path):
     write_images(tmp_path / "images")
     facts = facts_for(parquet("images", validation_fraction=0.25), [tmp_path])
     assert (facts.train_available, facts.train, facts.validation, facts.test) == (20, 15, 5, 6)
-    assert (facts.features, facts.classes) == (5 * 4 * 3, 3)
+    assert (facts.features, facts.shape, facts.classes) == (5 * 4 * 3, (3, 4, 5), 3)
 
 
 @pytest.mark.parametrize(("image", "label"), [("img", "fine_label"), ("image", "labels")])
@@ -88,6 +92,39 @@ def test_unusable_files_are_named(tmp_path: Path):
     pq.write_table(pa.table({"image": [{"bytes": b"no image"}], "label": [0]}), folder / "train.parquet")
     with pytest.raises(SpecError, match="cannot be read"):
         facts_for(parquet("images"), [tmp_path])
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "synthetic"])
+def test_facts_come_back_from_json_as_they_were(name: str):
+    facts = facts_for(DataSpec(dataset=name), [])  # pyright: ignore[reportArgumentType]
+    assert DataFacts(**json.loads(json.dumps(facts.as_json()))) == facts
+    assert json.loads(json.dumps(facts.as_json())) == facts.as_json()
+    assert facts.features == math.prod(facts.shape)
+    assert facts.train + facts.validation == facts.train_available
+
+
+def test_facts_of_earlier_studies_have_no_shape_and_are_vectors():
+    assert DataFacts(100, 85, 15, 20, 64, 10).shape == (1, 1, 64)
+
+
+def test_facts_of_arrays_and_folders_come_from_headers_and_names(tmp_path: Path):
+    """Whatever else is damaged is not looked at: a service does not unpack a data set to size a study."""
+    content = {"x_train": np.ones((9, 2, 5)), "y_train": np.arange(9) % 3, "x_test": np.ones((4, 2, 5)),
+               "y_test": np.arange(4) % 3}  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        for name, array in content.items():
+            stream = io.BytesIO()
+            np.save(stream, array)
+            archive.writestr(f"{name}.npy", stream.getvalue()[: None if name == "y_train" else 150])
+    facts = facts_for(DataSpec(dataset="npz", path="set.npz"), [tmp_path])
+    assert (facts.train_available, facts.test, facts.shape, facts.classes) == (9, 4, (1, 2, 5), 3)
+    for split, count in (("train", 7), ("test", 2)):
+        (tmp_path / "images" / split / "one").mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "images" / split / "one" / f"{number}.png").write_bytes(b"damaged")
+    Image.new("RGB", (5, 4)).save(tmp_path / "images" / "train" / "one" / "0.png")
+    facts = facts_for(DataSpec(dataset="images", path="images"), [tmp_path])
+    assert (facts.train_available, facts.test, facts.shape, facts.classes) == (7, 2, (3, 4, 5), 1)
 
 
 @pytest.mark.parametrize(("count", "fraction", "sizes"), [(100, 0.15, (85, 15)), (3, 0.1, (2, 1)), (1, 0.5, (0, 1))])

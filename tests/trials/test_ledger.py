@@ -1,6 +1,7 @@
 """The ledger: a shard is there whole or not at all, and rows do not depend on how often a pack ran."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 
 from tests.studies import plan
 from trials.ledger import Ledger, LedgerError
-from trials.records import METRICS, RESULTS_SCHEMA, Pack, Reason, TrialResult, TrialState
+from trials.records import METRICS, PROBES, RESULTS_SCHEMA, Pack, Probe, Reason, TrialResult, TrialState
 
 ABSENT = (TrialState.CANCELLED, Reason.STUDY_CANCELLED)
 
@@ -156,6 +157,42 @@ def test_uri_and_path_name_the_same_ledger(ledger: Ledger, tmp_path: Path):
 def test_empty_ledger_has_an_empty_table(ledger: Ledger):
     assert ledger.table(plan()).equals(RESULTS_SCHEMA.empty_table())
     assert isinstance(ledger.table(plan()), pa.Table)
+
+
+def test_shard_of_the_first_release_reads_as_one_of_today(ledger: Ledger, tmp_path: Path):
+    """It lacks every column that came later; its trials had what are now the defaults, and no probes."""
+    pack, other = plan().packs[0], Ledger(str(tmp_path / "other"))
+    other.append(pack, results_of(pack), {})
+    today = other.shard(pack.key)
+    first = RESULTS_SCHEMA.names[: RESULTS_SCHEMA.get_field_index("budget_updates")]
+    assert len(first) == 36
+    old = today.select(first)
+    epochs = first.index("epochs")
+    old = old.cast(old.schema.set(epochs, pa.field("epochs", pa.int64(), nullable=False)))
+    (tmp_path / "study" / "shards").mkdir(parents=True)
+    pq.write_table(old, tmp_path / "study" / "shards" / f"{pack.key}.parquet")
+    assert ledger.finished() == {pack.key}
+    assert ledger.shard(pack.key).equals(today, check_metadata=True)
+    row = ledger.shard(pack.key).to_pylist()[0]
+    assert (row["placement"], row["gain"], row["weight_decay"], row["schedule"]) == ("pre", False, 0.0, "constant")
+    assert (row["momentum"], row["lanes_at_once"], row["probe_updates"]) == (None, None, [])
+    for spoilt in (old.drop_columns("reason"), old.append_column("more", pa.array([1] * old.num_rows))):
+        pq.write_table(spoilt, tmp_path / "study" / "shards" / f"{pack.key}.parquet")
+        with pytest.raises(LedgerError, match="cannot be read"):
+            ledger.shard(pack.key)
+
+
+def test_probes_are_kept_as_they_were_measured(ledger: Ledger):
+    pack = plan(probes={"every": 1, "samples": 128}).packs[0]
+    probes = tuple(
+        Probe(updates, {name: (index + updates / 8, None) for index, name in enumerate(PROBES)}) for updates in (0, 10)
+    )
+    results = [replace(result, probes=probes, lanes_at_once=2) for result in results_of(pack)]
+    ledger.append(pack, results, {})
+    row = ledger.shard(pack.key).to_pylist()[-1]
+    assert (row["lanes_at_once"], row["probe_every"], row["probe_samples"]) == (2, 1, 128)
+    assert row["probe_updates"] == [0, 10]
+    assert row["probe_divergence_sd"] == [[1.0, None], [2.25, None]]
 
 
 def test_lost_pack_is_run_again_and_replaced(ledger: Ledger):

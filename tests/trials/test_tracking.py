@@ -1,5 +1,6 @@
 """MLflow as a projection of the ledger, against a real server: each trial once, whatever happens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tests.mlflow_server import MlflowServer, mlflow_server
 from tests.studies import plan, spec
 from tests.trials.test_ledger import results_of
 from trials.ledger import Ledger
-from trials.records import Reason, TrialResult, TrialState, experiment_name
+from trials.records import PROBES, Probe, Reason, TrialResult, TrialState, experiment_name
 from trials.tracking import Tracker
 
 PROVENANCE = {"started_at": "2026-12-01T08:00:00+00:00", "seconds": 2.0}
@@ -66,6 +67,35 @@ def test_every_trial_becomes_one_run_that_compares(server: MlflowServer, ledger:
     history = client.get_metric_history(children[0].info.run_id, "test_accuracy")
     assert [m.step for m in history] == [1]
     assert {a.path for a in client.list_artifacts(parent.info.run_id)} == {"spec.json"}
+
+
+def test_settings_become_parameters_and_probes_metrics(server: MlflowServer, ledger: Ledger):
+    changes = {
+        "model": {"kind": "cnn", "channels": [4, 8]},
+        "training.optimiser": "momentum",
+        "probes": {"every": 1, "samples": 64},
+        "space.normaliser": ["none"],
+        "hypotheses": [],
+        "name": "convolutions",
+    }
+    laid = plan(**changes)
+    probes = tuple(Probe(u, {name: (u + 0.5, None, i) for i, name in enumerate(PROBES)}) for u in (0, 10))
+    for pack in laid.packs:
+        ledger.append(pack, [replace(r, probes=probes, lanes_at_once=4) for r in results_of(pack)], PROVENANCE)
+    sender = Tracker(ledger, laid, spec(**changes), "probed", server.url)
+    sender.start()
+    assert sender.finish()
+    client = MlflowClient(tracking_uri=server.url)
+    experiment = client.get_experiment_by_name(experiment_name("convolutions", "probed"))
+    assert experiment is not None
+    run = client.search_runs([experiment.experiment_id], "tags.`normstudy.role` = 'trial'")[0]
+    given = {"channels": "4-8", "kernel": "3", "momentum": "0.9", "gain": "False", "lanes_at_once": "4"}
+    assert given.items() <= run.data.params.items()
+    assert {"heads", "patch", "path", "schedule_final", "synthetic", "budget_updates"}.isdisjoint(run.data.params)
+    history = client.get_metric_history(run.info.run_id, "probe_alignment.0")
+    assert [(m.step, m.value) for m in history] == [(0, 0.5), (10, 10.5)]
+    assert run.data.metrics["probe_alignment.2"] == PROBES.index("alignment")
+    assert "probe_alignment.1" not in run.data.metrics
 
 
 def test_half_sent_pack_is_completed_without_a_second_run(server: MlflowServer, ledger: Ledger):

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.studies import plan, spec
+from trials import tune
 from trials.engine.data import Dataset, Split, load
+from trials.engine.train import PackRun
 from trials.ledger import Ledger
 from trials.records import Pack
 from trials.tune import PackTrainable, _named_trainable
@@ -69,6 +72,84 @@ def test_exception_in_training_is_a_result(digits: Dataset, ledger: Ledger):
     rows = ledger.shard(pack.key).to_pylist()
     assert {(row["state"], row["reason"]) for row in rows} == {("failed", "pack_error")}
     assert "batch size 64 is larger than the 50 training samples" in ledger.provenance(pack.key)["error"]
+
+
+LONGER: dict[str, Any] = {"training.budget": {"epochs": 6}}
+
+
+def test_a_killed_pack_goes_on_from_its_checkpoint(digits: Dataset, ledger: Ledger, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tune, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(tune, "STEP_SECONDS", 0.0)
+    packs, other = plan(**LONGER).packs, Ledger(str(tmp_path / "other"))
+    killed = trainable(packs, digits, ledger)
+    for _ in range(3):
+        killed.train()
+        assert killed._advance() is None
+    assert ledger.checkpoint(packs[0].key) is not None
+    resumed = trainable(packs, digits, ledger)
+    assert resumed.train()["epoch"] == 0  # the budget of a step is none here: it has only said that it is there
+    resumed._advance()
+    assert resumed._run is not None
+    assert resumed._run.epoch == 4
+    monkeypatch.setattr(tune, "STEP_SECONDS", 1.0)
+    run(resumed)
+    run(trainable(packs, digits, other))
+    assert ledger.shard(packs[0].key).equals(other.shard(packs[0].key))
+    assert ledger.checkpoint(packs[0].key) is None  # nothing is left of a pack that has ended
+
+
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(digits: Dataset, ledger: Ledger, tmp_path: Path):
+    packs, other = plan().packs, Ledger(str(tmp_path / "other"))
+    ledger.keep_checkpoint(packs[0].key, b"half a checkpoint")
+    run(trainable(packs, digits, ledger))
+    run(trainable(packs, digits, other))
+    assert ledger.shard(packs[0].key).equals(other.shard(packs[0].key))
+
+
+def test_lanes_at_once_are_settled_by_the_first_attempt(digits: Dataset, ledger: Ledger):
+    packs = plan().packs
+    ledger.keep_lanes_at_once(packs[0].key, 2)
+    run(trainable(packs, digits, ledger))
+    run(trainable(packs, digits, ledger, first=1))
+    assert set(ledger.shard(packs[0].key)["lanes_at_once"].to_pylist()) == {2}
+    assert set(ledger.shard(packs[1].key)["lanes_at_once"].to_pylist()) == {4}  # small: measured to be all of them
+    assert ledger.lanes_at_once(packs[1].key) == 4
+
+
+def test_out_of_memory_halves_the_lanes_and_goes_on(digits: Dataset, ledger: Ledger, tmp_path: Path, monkeypatch):
+    """Memory that runs out is a fault that cannot be caused here without taking others down."""
+    packs, other = plan(**LONGER).packs, Ledger(str(tmp_path / "other"))
+    step, failed_at = PackRun.step, []
+
+    def scarce(self: PackRun) -> None:
+        if self.lanes_at_once > 2 and self.epoch == 2:
+            failed_at.append(self.lanes_at_once)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self)
+
+    monkeypatch.setattr(PackRun, "step", scarce)
+    run(trainable(packs, digits, ledger))
+    assert failed_at == [4]
+    assert set(ledger.shard(packs[0].key)["lanes_at_once"].to_pylist()) == {2}
+    monkeypatch.setattr(PackRun, "step", step)
+    run(trainable(packs, digits, other))
+    for column in ("test_loss_by_epoch", "train_loss_by_epoch"):
+        for got, expected in zip(
+            ledger.shard(packs[0].key)[column].to_pylist(), other.shard(packs[0].key)[column].to_pylist(), strict=True
+        ):
+            assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_memory_that_never_suffices_is_a_result(digits: Dataset, ledger: Ledger, monkeypatch):
+    def never(self: PackRun) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(PackRun, "step", never)
+    pack = plan().packs[0]
+    run(trainable((pack,), digits, ledger))
+    rows = ledger.shard(pack.key).to_pylist()
+    assert {(row["state"], row["reason"]) for row in rows} == {("failed", "pack_error")}
+    assert ledger.lanes_at_once(pack.key) == 2
 
 
 def test_storage_fault_is_not_a_result(digits: Dataset, ledger: Ledger):

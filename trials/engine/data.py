@@ -10,27 +10,21 @@ are those of `trials.spec.catalogue`.
 """
 
 import hashlib
-import http.client
-import pickle
-import socket
-import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from filelock import FileLock
 
+from trials.engine import arrays, folders, parquet, synthetic, torchvision_sets
 from trials.engine.errors import DataError, DataUnavailable
-from trials.engine.images import read_images, read_labels
-from trials.spec.catalogue import find_parquet, split_sizes
+from trials.engine.samples import Samples, Splits, split_all, split_training
+from trials.engine.standardise import standardiser
+from trials.spec.catalogue import FETCHED
 from trials.spec.models import DataSpec
 
 __all__ = ["DataError", "DataUnavailable", "Dataset", "Split", "load"]
-
-_DOWNLOAD_TIMEOUT = 60.0  # seconds without a byte
 
 
 class Split(NamedTuple):
@@ -49,13 +43,7 @@ class Dataset:
     test: Split
     classes: int
     checksum: str  # SHA-256 (hex) over the content of all six arrays
-
-
-class _Raw(NamedTuple):
-    """Samples as they came: values uint8 [n, channels, pixels], labels int64 [n]."""
-
-    values: np.ndarray
-    labels: np.ndarray
+    shape: tuple[int, int, int]  # (channels, height, width) of one sample; a plain vector is (1, 1, n)
 
 
 def load(data: DataSpec, roots: Sequence[Path], cache_dir: Path) -> Dataset:
@@ -63,138 +51,49 @@ def load(data: DataSpec, roots: Sequence[Path], cache_dir: Path) -> Dataset:
 
     Args:
         data: what to load and how to split it.
-        roots: the folders under which a `parquet` path may lie.
+        roots: the folders under which the path of `parquet`, `npz` and `images` may lie.
         cache_dir: where downloads are kept, shared by all processes of a node.
 
     Raises:
-        SpecError: where a `parquet` path is outside the roots or holds no such data set.
-        DataUnavailable: where `cifar10` is not in the cache and cannot be fetched.
-        DataError: where the files hold something else than images of one size and mode with
-            labels 0 … C−1.
+        SpecError: where a path is outside the roots or holds no such data set, or where a synthetic
+            data set is too large.
+        DataUnavailable: where a data set that torchvision fetches is not in the cache and cannot be had.
+        DataError: where the files hold something else than samples of one shape with labels 0 … C−1.
     """
-    if data.dataset == "digits":
-        raw = _digits()
-        count = len(raw.labels)
-        test_count = max(1, round(count * data.test_fraction))
-        order = np.random.default_rng([data.split_seed, 1]).permutation(count)
-        test, rest = order[:test_count], order[test_count:]
-        train, validation = _split(data, len(rest))
-        return _dataset(_take(raw, rest[train]), _take(raw, rest[validation]), _take(raw, test), classes=10)
-    if data.dataset == "cifar10":
-        raw, raw_test = _cifar10(cache_dir)
-        train, validation = _split(data, len(raw.labels))
-        return _dataset(_take(raw, train), _take(raw, validation), raw_test, classes=10)
-    return _parquet(data, roots)
-
-
-def _split(data: DataSpec, available: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the (training, validation) samples among the `available` ones."""
-    train, validation = split_sizes(data, available)
-    order = np.random.default_rng([data.split_seed, 0]).permutation(available)
-    return order[validation : validation + train], order[:validation]
-
-
-def _take(raw: _Raw, indices: np.ndarray) -> _Raw:
-    return _Raw(raw.values[indices], raw.labels[indices])
-
-
-def _dataset(train: _Raw, validation: _Raw, test: _Raw, classes: int) -> Dataset:
-    if len(train.labels) == 0:
+    splits = _read(data, roots, cache_dir)
+    if len(splits.train.labels) == 0:
         raise DataError("no training sample is left once the validation split is taken")
-    table = _standardising_table(train.values)
-    splits = [Split(_look_up(table, raw.values), np.ascontiguousarray(raw.labels)) for raw in (train, validation, test)]
+    standardise = standardiser(splits.train.values)
     digest = hashlib.sha256()
-    for split in splits:
+    standardised = []
+    for samples in splits[:3]:
+        split = Split(standardise(samples.values), np.ascontiguousarray(samples.labels))
         for array in split:
             array.setflags(write=False)
             digest.update(f"{array.dtype} {array.shape} ".encode())
             digest.update(array.data)
-    return Dataset(*splits, classes=classes, checksum=digest.hexdigest())
+        standardised.append(split)
+    return Dataset(*standardised, classes=splits.classes, checksum=digest.hexdigest(), shape=splits.shape)
 
 
-def _standardising_table(values: np.ndarray) -> np.ndarray:
-    """float32 [channels, 256]: what each value becomes, with the channel's mean 0 and standard deviation 1.
-
-    Exact whatever the order of samples, as it is made from counts. A constant channel becomes 0.
-    """
-    levels = np.arange(256, dtype=np.float64)
-    table = np.empty((values.shape[1], 256), np.float32)
-    for channel in range(values.shape[1]):
-        share = np.bincount(values[:, channel].reshape(-1), minlength=256) / values[:, channel].size
-        mean = share @ levels
-        deviation = np.sqrt(share @ (levels - mean) ** 2)
-        table[channel] = (levels - mean) / (deviation or 1.0)
-    return table
-
-
-def _look_up(table: np.ndarray, values: np.ndarray) -> np.ndarray:
-    samples, channels, pixels = values.shape
-    inputs = np.empty((samples, channels, pixels), np.float32)
-    for channel in range(channels):
-        inputs[:, channel] = table[channel][values[:, channel]]
-    return inputs.reshape(samples, channels * pixels)
+def _read(data: DataSpec, roots: Sequence[Path], cache_dir: Path) -> Splits:
+    if data.dataset == "digits":
+        return split_all(data, _digits(), (1, 8, 8), classes=10)
+    if data.dataset == "synthetic":
+        return synthetic.read(data)
+    if data.dataset == "parquet":
+        return parquet.read(data, roots)
+    if data.dataset == "npz":
+        return arrays.read(data, roots)
+    if data.dataset == "images":
+        return folders.read(data, roots)
+    train, test = torchvision_sets.fetch(data.dataset, cache_dir)
+    facts = FETCHED[data.dataset]
+    return split_training(data, train, test, facts.shape, facts.classes)
 
 
-def _digits() -> _Raw:
+def _digits() -> Samples:
     from sklearn.datasets import load_digits  # a slow import, for this data set only
 
     values, labels = load_digits(return_X_y=True)  # values 0 … 16
-    return _Raw(np.asarray(values).astype(np.uint8)[:, None, :], np.asarray(labels).astype(np.int64))
-
-
-def _parquet(data: DataSpec, roots: Sequence[Path]) -> Dataset:
-    files = find_parquet(data, roots)
-    labels = read_labels(files.train, files.label_column)
-    test_labels = read_labels(files.test, files.label_column)
-    classes = int(labels.max()) + 1
-    missing = np.setdiff1d(np.arange(classes), labels)
-    if len(missing):
-        raise DataError(
-            f"training labels must be 0 … C−1 with every class present; the largest is {classes - 1}, "
-            f"but there is no sample of class {missing[0]}"
-        )
-    if test_labels.max() >= classes:
-        raise DataError(f"the test split has label {test_labels.max()}, but the training labels are 0 … {classes - 1}")
-    train, validation = _split(data, len(labels))
-    kept = np.concatenate([train, validation])  # only these images are decoded
-    images, form = read_images(files.train, files.image_column, kept)
-    test_images, _ = read_images(files.test, files.image_column, np.arange(len(test_labels)), form)
-    cut = len(train)
-    return _dataset(
-        _Raw(images[:cut], labels[train]),
-        _Raw(images[cut:], labels[validation]),
-        _Raw(test_images, test_labels),
-        classes,
-    )
-
-
-def _cifar10(cache_dir: Path) -> tuple[_Raw, _Raw]:
-    """CIFAR-10's training and test samples, fetched into the cache by whoever comes first."""
-    from torchvision.datasets import CIFAR10
-
-    root = cache_dir / "cifar10"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / ".lock"), _socket_timeout(_DOWNLOAD_TIMEOUT):
-            splits = [CIFAR10(root, train=train, download=train) for train in (True, False)]
-    except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError, pickle.PickleError) as error:
-        raise DataUnavailable(
-            f"cifar10 is not in {root} and cannot be fetched from {CIFAR10.url} ({type(error).__name__}: {error}). "
-            f"Put {CIFAR10.filename} there yourself, or use `dataset: parquet` with a `path` to image files"
-        ) from error
-    raws = []
-    for split in splits:
-        values = np.ascontiguousarray(split.data.transpose(0, 3, 1, 2))
-        raws.append(_Raw(values.reshape(len(values), 3, -1), np.asarray(split.targets, np.int64)))
-    return raws[0], raws[1]
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """torchvision's downloader sets no timeout, so a silent server would hold the lock for ever."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+    return Samples(np.asarray(values).astype(np.uint8)[:, None, :], np.asarray(labels).astype(np.int64))

@@ -1,19 +1,14 @@
-"""Images and labels out of Hugging Face-style Parquet files: an image column of encoded bytes, a label column."""
+"""Encoded images of one size and mode, decoded."""
 
 import io
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from trials.engine.errors import DataError
 
 _MODES = ("L", "LA", "RGB", "RGBA")  # eight bits per channel, and the value is the intensity
-_ROWS_AT_ONCE = 1024
 
 
 class Form(NamedTuple):
@@ -26,94 +21,56 @@ class Form(NamedTuple):
     def __str__(self) -> str:
         return f"{self.width}×{self.height} {self.mode}"
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return Image.getmodebands(self.mode), self.height, self.width
 
-def read_labels(files: Sequence[Path], column: str) -> np.ndarray:
-    """Labels of all rows of all files, int64 [n].
 
-    Raises:
-        DataError: where a label is missing, negative, or not an integer, or there are none.
+class Decoder:
+    """Decodes images one by one into an array, and holds each against the form of the first.
+
+    Attributes:
+        values: uint8 [images, channels, height · width]; there once the first is decoded.
+        form: taken from the first image, or given.
     """
-    parts = []
-    for file in files:
-        labels = _table(file, column)
-        if not pa.types.is_integer(labels.type):
-            raise DataError(f"{file.name}: column {column!r} holds {labels.type}, but labels must be integers 0 … C−1")
-        if labels.null_count:
-            raise DataError(f"{file.name}: {labels.null_count} of {len(labels)} labels are missing")
-        parts.append(labels.to_numpy().astype(np.int64))
-    joined = np.concatenate(parts)
-    if len(joined) == 0:
-        raise DataError(f"{files[0].name}: no rows")
-    if joined.min() < 0:
-        raise DataError(f"label {joined.min()} found, but labels must be integers 0 … C−1")
-    return joined
 
+    def __init__(self, images: int, form: Form | None = None):
+        self._images = images
+        self.form = form
+        self.values: np.ndarray | None = None
 
-def read_images(
-    files: Sequence[Path], column: str, rows: np.ndarray, form: Form | None = None
-) -> tuple[np.ndarray, Form]:
-    """Decode the chosen images, and no others.
+    def decode(self, place: int, content: bytes, name: str) -> None:
+        """Decode one image into `values[place]`.
 
-    Args:
-        files: Parquet files, whose rows are numbered through in order.
-        column: the image column: bytes, or a struct with a field `bytes`.
-        rows: numbers of the rows wanted, in any order, each once; at least one.
-        form: what every image must look like; taken from the first image when left out.
+        Args:
+            place: its row in `values`.
+            content: the encoded image.
+            name: what it is called in messages.
 
-    Returns:
-        uint8 [len(rows), channels, height · width] in the order of `rows`, and their form.
+        Raises:
+            DataError: where it cannot be decoded or is not of the form.
+        """
+        try:
+            image = Image.open(io.BytesIO(content))
+            image.load()
+        except UnidentifiedImageError as error:
+            raise DataError(f"{name}: the image cannot be decoded: its format is not known") from error
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{name}: the image cannot be decoded: {error}") from error
+        if image.mode not in _MODES:
+            raise DataError(f"{name}: image mode {image.mode} is not one of {', '.join(_MODES)}")
+        own = Form(image.mode, image.width, image.height)
+        self.form = self.form or own
+        if own != self.form:
+            raise DataError(f"{name}: the image is {own}, the ones before it {self.form}; all must be alike")
+        channels, height, width = own.shape
+        if self.values is None:
+            self.values = np.empty((self._images, channels, height * width), np.uint8)
+        self.values[place] = np.asarray(image).reshape(height * width, channels).T
 
-    Raises:
-        DataError: where an image cannot be decoded or is not of the form.
-    """
-    place_of = {int(row): place for place, row in enumerate(rows)}
-    values: np.ndarray | None = None
-    first = 0
-    for file in files:
-        for batch in _batches(file, column):
-            wanted = [i for i in range(len(batch)) if first + i in place_of]
-            for i in wanted:
-                image = _decode(batch[i].as_py(), file, first + i, form)
-                if form is None or values is None:
-                    form = form or Form(image.mode, image.width, image.height)
-                    values = np.empty((len(rows), len(image.getbands()), form.width * form.height), np.uint8)
-                pixels = np.asarray(image).reshape(form.height * form.width, -1)
-                values[place_of[first + i]] = pixels.T
-            first += len(batch)
-    assert values is not None
-    assert form is not None
-    return values, form
-
-
-def _decode(value: object, file: Path, row: int, form: Form | None) -> Image.Image:
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes):
-        raise DataError(f"{file.name}, row {row}: no image bytes (images kept as separate files are not supported)")
-    try:
-        image = Image.open(io.BytesIO(content))
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file.name}, row {row}: the image cannot be decoded: {error}") from error
-    if image.mode not in _MODES:
-        raise DataError(f"{file.name}, row {row}: image mode {image.mode} is not one of {', '.join(_MODES)}")
-    own = Form(image.mode, image.width, image.height)
-    if form is not None and own != form:
-        raise DataError(f"{file.name}, row {row}: the image is {own}, the ones before it {form}; all must be alike")
-    return image
-
-
-def _table(file: Path, column: str) -> pa.ChunkedArray:
-    try:
-        with pq.ParquetFile(file) as parquet:
-            return parquet.read(columns=[column]).column(0)
-    except (OSError, KeyError, IndexError, pa.ArrowException) as error:
-        raise DataError(f"{file.name}: column {column!r} cannot be read: {error}") from error
-
-
-def _batches(file: Path, column: str) -> Iterator[pa.Array]:
-    try:
-        with pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=[column]):
-                yield batch.column(0)
-    except (OSError, KeyError, IndexError, pa.ArrowException) as error:
-        raise DataError(f"{file.name}: column {column!r} cannot be read: {error}") from error
+    def decoded(self) -> tuple[np.ndarray, Form]:
+        """All images, [images, channels, height · width], and their form; at least one has been decoded."""
+        assert self.values is not None
+        assert self.form is not None
+        return self.values, self.form

@@ -1,59 +1,46 @@
-"""A pack of trials trained together: lanes stacked as [seeds, learning rates], one epoch per step.
-
-How it is made fast (measured in `benchmarks/engine.py`), in the order of what it brings:
-
-1. Lanes of one seed share their batches, so the first affine map, nearly all of the arithmetic,
-   is one dense product per seed.
-2. The learning rate is folded into the gradient of the loss: a lane's step is `W −= gradient`.
-   Over lanes the loss is summed, never averaged, so no lane feels another.
-3. The first map's gradient is never materialised: `W₁ −= D Xᵀ` in one call.
-4. Batches are taken in chunks of k steps. Within a chunk W₁ stays as it was at the chunk's
-   start; what the steps i < j have added to it is given to step j through the inner products
-   of the inputs,
-
-       W₁⁽ʲ⁾ x_j = W₁⁽⁰⁾ x_j − Σ_{i<j} D_i (x_iᵀ x_j),
-
-   which is exact (the first map's input does not depend on weights) and costs next to nothing,
-   as all lanes of a seed share the x_iᵀ x_j. So W₁ is read and written once per chunk, and
-   batches of 4 run at the speed of batches of 64.
+"""A pack of trials trained together: blocks of lanes, one epoch per step, checkpoints, and what came out.
 
 A trial run alone is a pack of one lane, by the same code. Reruns of one pack with the same number
-of threads on the same kind of machine agree bit for bit; with another number of threads, or in a
-pack of another shape, the products are summed in another order and agree to rounding.
+of threads and of lanes at once on the same kind of machine agree bit for bit; otherwise products
+may be summed in another order, and numbers agree to rounding.
 
 Order of samples: epoch e of seed s visits the training split in the order
-`numpy.random.default_rng([s, e]).permutation(n)`; what does not fill a last batch is dropped.
+`numpy.random.default_rng([s, e]).permutation(n)`; what does not fill a last batch is dropped. A
+budget in updates or samples may end within an epoch.
 """
 
 import math
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trials.engine import checkpoints
 from trials.engine.data import Dataset, Split
-from trials.engine.models import MLP
-from trials.records import METRICS, Pack, Reason, TrialResult, TrialState
-
-_BLOCK_VALUES = 2**26  # float32 values that the chunk of one block of seeds may take: 256 MiB
-_EVALUATION_VALUES = 2**20  # the same for one layer's output in evaluation: about a core's cache
+from trials.engine.fused import FusedTrainer, is_fusible
+from trials.engine.general import GeneralTrainer
+from trials.engine.graphs import set_numerics
+from trials.engine.lanes import Block, Lanes, Trainer, lay_out
+from trials.engine.networks import make_network
+from trials.engine.probes import probe
+from trials.records import METRICS, Pack, Probe, Reason, TrialResult, TrialState
 
 
 class PackRun:
     """Trains a pack, epoch by epoch.
 
     Args:
-        pack: trials of one shape, rectangular: every seed with the same learning rates.
+        pack: trials of one shape, rectangular: every seed with the same settings.
         dataset: the data set, split; its arrays are read in place (on the CPU), never written.
         device: where to train.
         dtype: float64 serves to check float32.
+        lanes_at_once: how many trials train side by side; all of them when left out.
 
     Raises:
-        ValueError: where the pack is not rectangular, or asks for larger batches than the
-            training split holds.
+        ValueError: where the pack is not rectangular, asks for larger batches than the training
+            split holds, or its network does not fit the data.
     """
 
     def __init__(
@@ -62,67 +49,63 @@ class PackRun:
         dataset: Dataset,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        lanes_at_once: int | None = None,
     ):
         config, count = pack.config, len(dataset.train.labels)
         _check(pack, count)
+        set_numerics(device)
         self.pack = pack
         self.epoch = 0
-        self._epochs = config.epochs
-        self._steps = count // config.batch_size
-        self._classes = dataset.classes
-        features = dataset.train.inputs.shape[1]
-        sizes = [features, *[config.width] * config.depth, dataset.classes]
-        train, *held_out = (
+        self.lanes_at_once = min(lanes_at_once or len(pack.trials), len(pack.trials))
+        self.updates = config.updates(count)
+        self.steps = count // config.batch_size
+        self.epochs = math.ceil(self.updates / self.steps)
+        self._shape, self._classes = dataset.shape, dataset.classes
+        self.device, self._dtype = torch.device(device), dtype
+        self._train, *self._held_out = (
             _tensors(split, device, dtype) for split in (dataset.train, dataset.validation, dataset.test)
         )
-        self._held_out = held_out
-        per_block = _seeds_per_block(sizes, len(pack.learning_rates), config.batch_size)
-        self.trainers = [
-            EpochTrainer(
-                MLP(
-                    sizes,
-                    config.activation,
-                    config.normaliser,
-                    pack.seeds[start : start + per_block],
-                    len(pack.learning_rates),
-                    device,
-                    dtype,
-                ),
-                pack.seeds[start : start + per_block],
-                pack.learning_rates,
-                config.batch_size,
-                train,
-            )
-            for start in range(0, len(pack.seeds), per_block)
-        ]
+        self._network = make_network(config, dataset.shape, dataset.classes)
+        self._probes_every = config.probe_every
         self._diverged_at: list[int | None] = [None] * len(pack.trials)
         self._curves: list[dict[str, list[float | None]]] = [{metric: [] for metric in METRICS} for _ in pack.trials]
+        self._probes: list[list[Probe]] = [[] for _ in pack.trials]
+        self.blocks: list[tuple[Block, Trainer]] = []
+        self._build(range(len(pack.trials)))
 
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, or every lane has diverged."""
-        return self.epoch == self._epochs or None not in self._diverged_at
+        return self.epoch == self.epochs or None not in self._diverged_at
 
-    @torch.inference_mode()
+    @property
+    def bytes_per_lane(self) -> int:
+        """What one lane carries."""
+        _, trainer = self.blocks[0]
+        return sum(value[0].nbytes for value in trainer.state().values())
+
+    @torch.no_grad()
     def step(self) -> None:
         """Train all lanes for one epoch and evaluate them.
 
-        A lane whose losses or weights are not finite ends here, with this epoch as its last. It
-        keeps its place, so that the others' arithmetic stays the same to the last bit.
+        A lane whose losses or weights are not finite ends here, with this epoch as its last; the
+        others go on without it.
 
         Raises:
             RuntimeError: where the run has finished.
         """
         if self.finished:
             raise RuntimeError(f"pack {self.pack.label} has finished")
-        lane = 0
-        for block in self.trainers:
-            lanes = range(lane, lane + block.model.lanes)
-            lane = lanes.stop
-            if any(self._diverged_at[i] is None for i in lanes):
-                metrics, finite = self._block_epoch(block)
-                self._record(lanes, metrics, finite)
+        if self._probes_every and self.epoch % self._probes_every == 0:
+            self._probe()
+        living = self._diverged_at.count(None)
+        for block, trainer in self.blocks:
+            self._record(block, *self._block_epoch(block, trainer))
         self.epoch += 1
+        if self._diverged_at.count(None) < living and not self.finished:
+            self._compact()
+        if self._probes_every and self.epoch == self.epochs:
+            self._probe()
 
     def results(self) -> tuple[TrialResult, ...]:
         """One result per trial, in the pack's order.
@@ -131,11 +114,11 @@ class PackRun:
             RuntimeError: where the run has not finished.
         """
         if not self.finished:
-            raise RuntimeError(f"pack {self.pack.label} is at epoch {self.epoch} of {self._epochs}")
+            raise RuntimeError(f"pack {self.pack.label} is at epoch {self.epoch} of {self.epochs}")
         results = []
-        for config, diverged_at, curves in zip(self.pack.trials, self._diverged_at, self._curves, strict=True):
+        for place, (config, diverged_at) in enumerate(zip(self.pack.trials, self._diverged_at, strict=True)):
             epochs = self.epoch if diverged_at is None else diverged_at
-            updates = epochs * self._steps
+            updates = min(epochs * self.steps, self.updates)
             results.append(
                 TrialResult(
                     config=config,
@@ -145,161 +128,152 @@ class PackRun:
                     updates=updates,
                     samples=updates * config.batch_size,
                     chance_accuracy=1 / self._classes,
-                    curves={metric: tuple(values) for metric, values in curves.items()},
+                    curves={metric: tuple(values) for metric, values in self._curves[place].items()},
+                    probes=tuple(self._probes[place]),
+                    lanes_at_once=self.lanes_at_once,
                 )
             )
         return tuple(results)
 
-    def _block_epoch(self, block: "EpochTrainer") -> tuple[dict[str, list[float]], list[bool]]:
+    def checkpoint(self) -> bytes:
+        """All that is needed to go on from here, exactly; see `trials.engine.checkpoints`."""
+        places, state = self._gather()
+        header = {
+            "pack": self.pack.key,
+            "epoch": self.epoch,
+            "places": places,
+            "diverged_at": self._diverged_at,
+            "curves": self._curves,
+            "probes": [[{"updates": p.updates, "values": p.values} for p in probes] for probes in self._probes],
+        }
+        return checkpoints.encode(header, {name: value.cpu().numpy() for name, value in state.items()})
+
+    def restore(self, checkpoint: bytes) -> None:
+        """Go on from a checkpoint of the same pack, whatever its lanes at once were.
+
+        Raises:
+            checkpoints.CheckpointError: where it is damaged or of another pack.
+        """
+        header, arrays = checkpoints.decode(checkpoint)
+        if header.get("pack") != self.pack.key:
+            raise checkpoints.CheckpointError(f"the checkpoint is of pack {header.get('pack')}, not {self.pack.key}")
+        state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        try:
+            self._build(header["places"], state)
+            self._probes = [
+                [Probe(p["updates"], {k: tuple(v) for k, v in p["values"].items()}) for p in probes]
+                for probes in header["probes"]
+            ]
+            self.epoch, self._diverged_at, self._curves = header["epoch"], header["diverged_at"], header["curves"]
+        except (KeyError, IndexError, RuntimeError, TypeError) as error:
+            raise checkpoints.CheckpointError(f"the checkpoint does not fit the pack: {error!r}") from error
+
+    def _build(self, places: Sequence[int], state: Mapping[str, Tensor] | None = None) -> None:
+        """Lay out the trials at `places`; `state` has a row for each of them, in that order."""
+        row_of = {place: row for row, place in enumerate(places)}
+        self.blocks = []
+        for block in lay_out(self.pack, places, self.lanes_at_once):
+            trainer = self._trainer(block)
+            if state is not None:
+                rows = torch.tensor([row_of[place] for place in block.slots])
+                trainer.load({name: value[rows.to(value.device)] for name, value in state.items()})
+            self.blocks.append((block, trainer))
+
+    def _trainer(self, block: Block) -> Trainer:
+        config = self.pack.config
+        arguments = (
+            config,
+            self._lanes(block),
+            self._shape,
+            self._classes,
+            self._train,
+            self.updates,
+            self.device,
+            self._dtype,
+        )
+        if is_fusible(config) and not any(decay for decay, _ in self.pack.settings):
+            return FusedTrainer(*arguments, slots=len(self.pack.settings))
+        return GeneralTrainer(*arguments)
+
+    def _lanes(self, block: Block) -> Lanes:
+        trials = [[self.pack.trials[place] for place in group] for group in block.groups]
+        return Lanes(
+            tuple(group[0].seed for group in trials),
+            torch.tensor([[trial.step_size for trial in group] for group in trials], dtype=torch.float64),
+            torch.tensor([[trial.weight_decay for trial in group] for group in trials], dtype=torch.float64),
+        )
+
+    def _gather(self) -> tuple[list[int], dict[str, Tensor]]:
+        """Places of the lanes that live, and what they carry, row by row."""
+        places: list[int] = []
+        parts: list[dict[str, Tensor]] = []
+        for block, trainer in self.blocks:
+            owners = {place: lane for place, lane in block.owners.items() if self._diverged_at[place] is None}
+            if owners:
+                places += owners
+                lanes = torch.tensor(list(owners.values()))
+                parts.append({name: value[lanes.to(value.device)] for name, value in trainer.state().items()})
+        return places, {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+    def _compact(self) -> None:
+        """Drop dead lanes where that makes the blocks smaller."""
+        living = [place for place, at in enumerate(self._diverged_at) if at is None]
+        blocks = lay_out(self.pack, living, self.lanes_at_once)
+        if sum(len(block.slots) for block in blocks) < sum(len(block.slots) for block, _ in self.blocks):
+            self._build(*self._gather())
+
+    def _block_epoch(self, block: Block, trainer: Trainer) -> tuple[dict[str, list[float]], list[bool]]:
         """One epoch of one block: its lanes' metrics, and which lanes are still finite."""
-        train_loss = block.train_epoch(self.epoch) / (self._steps * block.batch_size)
+        first = self.epoch * self.steps
+        samples = min(self.steps, self.updates - first) * self.pack.config.batch_size
+        seeds = [self.pack.trials[group[0]].seed for group in block.groups]
+        count = len(self._train[1])
+        orders = np.stack([np.random.default_rng([seed, self.epoch]).permutation(count)[:samples] for seed in seeds])
+        train_loss = trainer.train(torch.from_numpy(orders).to(self.device), first) / samples
         (validation_loss, validation_accuracy), (test_loss, test_accuracy) = (
-            evaluate(block.model, *split) for split in self._held_out
+            trainer.evaluate(*split) for split in self._held_out
         )
         values = (train_loss, validation_loss, validation_accuracy, test_loss, test_accuracy)
-        finite = torch.stack([train_loss, validation_loss, test_loss, block.model.squared_norms()]).isfinite().all(0)
+        finite = torch.stack([train_loss, validation_loss, test_loss, trainer.squared_norms()]).isfinite().all(0)
         return {metric: value.tolist() for metric, value in zip(METRICS, values, strict=True)}, finite.tolist()
 
-    def _record(self, lanes: range, metrics: dict[str, list[float]], finite: list[bool]) -> None:
-        for place, lane in enumerate(lanes):
-            if self._diverged_at[lane] is not None:
+    def _probe(self) -> None:
+        """Probe the lanes that live."""
+        update = min(self.epoch * self.steps, self.updates)
+        for block, trainer in self.blocks:
+            values = probe(
+                self._network,
+                self.pack.config,
+                self._lanes(block),
+                trainer.state(),
+                self._train,
+                update,
+                self.updates,
+            )
+            rows = {name: value.tolist() for name, value in values.items()}
+            for place, lane in block.owners.items():
+                if self._diverged_at[place] is None:
+                    found = {name: tuple(map(_finite, row[lane])) for name, row in rows.items()}
+                    self._probes[place].append(Probe(update, found))
+
+    def _record(self, block: Block, metrics: dict[str, list[float]], finite: list[bool]) -> None:
+        for place, lane in block.owners.items():
+            if self._diverged_at[place] is not None:
                 continue
             for metric, values in metrics.items():
-                value = values[place]
-                self._curves[lane][metric].append(value if math.isfinite(value) else None)
-            if not finite[place]:
-                self._diverged_at[lane] = self.epoch + 1
+                self._curves[place][metric].append(_finite(values[lane]))
+            if not finite[lane]:
+                self._diverged_at[place] = self.epoch + 1
 
 
-class _Room(NamedTuple):
-    """Buffers of one chunk of samples."""
-
-    raw: Tensor  # [G · samples, features]
-    inputs: Tensor  # normalised and augmented, [G, samples, padded]
-    products: Tensor  # the inputs' inner products, [G, samples, samples]
-    outputs: Tensor  # of the first map as it was at the chunk's start, [G, L·out, samples]
-    steps_taken: Tensor  # learning rate × gradient of the first map's outputs, [G, L·out, samples]
-
-
-class EpochTrainer:
-    """The seeds of a pack that are trained together: all of them, unless their batches would fill the memory."""
-
-    def __init__(
-        self,
-        model: MLP,
-        seeds: Sequence[int],
-        learning_rates: Sequence[float],
-        batch_size: int,
-        train: tuple[Tensor, Tensor],
-    ):
-        self.model, self.seeds, self.batch_size = model, seeds, batch_size
-        self._inputs, self._labels = train
-        self._steps = len(self._labels) // batch_size
-        self._chunk = min(self._steps, _steps_per_chunk(model.weights[0].shape[1], batch_size))
-        weight = model.weights[0]
-        self._one_hot = torch.eye(model.sizes[-1], dtype=weight.dtype, device=weight.device)
-        # Dividing by B here makes the loss a mean over the batch; over lanes it is a sum.
-        rates = torch.tensor(learning_rates, dtype=torch.float64).repeat(model.groups) / batch_size
-        self._rates = rates.to(weight.device, weight.dtype).view(-1, 1, 1)
-        self._rooms: dict[int, _Room] = {}
-
-    def train_epoch(self, epoch: int) -> Tensor:
-        """Sum over the epoch of each lane's sample losses, [N] in float64."""
-        count, used = len(self._labels), self._steps * self.batch_size
-        orders = np.stack([np.random.default_rng([seed, epoch]).permutation(count)[:used] for seed in self.seeds])
-        order = torch.from_numpy(orders).to(self._labels.device)
-        losses = [self._train_chunk(rows) for rows in order.split(self._chunk * self.batch_size, dim=1)]
-        return torch.stack(losses).sum(0)
-
-    def _train_chunk(self, rows: Tensor) -> Tensor:
-        """Train on the samples `rows` [G, k·B], k batches in sequence; returns the sum of sample losses, [N]."""
-        model, batch = self.model, self.batch_size
-        groups, samples = rows.shape
-        room = self._room(samples)
-        raw = torch.index_select(self._inputs, 0, rows.reshape(-1), out=room.raw)
-        batches = (groups, samples // batch, batch)
-        inputs = room.inputs
-        model.normalisers[0].train(raw.view(*batches, -1).mT, model.augmented(inputs.view(*batches, -1)))
-        labels = self._labels[rows]
-        targets = self._lanes(self._one_hot[labels].mT)
-
-        weight, steps_taken = model.weights[0], room.steps_taken
-        outputs = torch.bmm(weight, inputs.mT, out=room.outputs)
-        products = torch.bmm(inputs, inputs.mT, out=room.products) if samples > batch else room.products
-        all_logits = []
-        for start in range(0, samples, batch):
-            stop = start + batch
-            z = outputs[:, :, start:stop]
-            if start:
-                z = torch.baddbmm(z, steps_taken[:, :, :start], products[:, :start, start:stop], alpha=-1)
-            logits = model.train_forward(z.contiguous())
-            all_logits.append(logits)
-            gradient = torch.softmax(logits, 1).sub_(targets[:, :, start:stop]).mul_(self._rates)
-            steps_taken[:, :, start:stop] = model.train_backward(gradient)
-        weight.baddbmm_(steps_taken, inputs, alpha=-1)
-        return _losses(torch.cat(all_logits, -1), self._lanes(labels[:, None])).sum(-1, dtype=torch.float64)
-
-    def _room(self, samples: int) -> "_Room":
-        """The buffers of a chunk of `samples`; kept, as fresh pages cost more than what is written to them."""
-        if samples not in self._rooms:
-            weight, groups = self.model.weights[0], self.model.groups
-            self._rooms[samples] = _Room(
-                raw=weight.new_empty(groups * samples, self._inputs.shape[1]),
-                inputs=self.model.input_buffer(groups, samples),
-                products=weight.new_empty(groups, samples, samples if samples > self.batch_size else 0),
-                outputs=weight.new_empty(*weight.shape[:2], samples),
-                steps_taken=weight.new_empty(*weight.shape[:2], samples),
-            )
-        return self._rooms[samples]
-
-    def _lanes(self, per_group: Tensor) -> Tensor:
-        """[G, ...] → [N, ...]: what a group has, for each of its lanes."""
-        return per_group.repeat_interleave(self.model.lanes_per_seed, dim=0)
-
-
-def evaluate(model: MLP, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy (nats) and accuracy of each lane, [N] each in float64, over a whole split.
-
-    Accuracy is NaN where the loss is not finite. Memory is bounded: the split is taken in chunks.
-    """
-    widest = model.lanes * max(model.sizes[1:])
-    copies = model.groups if model.normalisers[0].separate_in_evaluation else 1
-    chunk = max(16, min(_EVALUATION_VALUES // widest, 4 * _EVALUATION_VALUES // (copies * model.padded)))
-    loss = torch.zeros(model.lanes, dtype=torch.float64, device=labels.device)
-    correct = torch.zeros_like(loss)
-    for some_inputs, some_labels in zip(inputs.split(chunk), labels.split(chunk), strict=True):
-        logits = model.evaluate(some_inputs)
-        loss += _losses(logits, some_labels.expand(model.lanes, 1, -1)).sum(-1, dtype=torch.float64)
-        correct += (logits.argmax(1) == some_labels).sum(-1)
-    loss /= len(labels)
-    return loss, torch.where(loss.isfinite(), correct / len(labels), torch.nan)
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each sample, [N, n], from logits [N, classes, n] and labels [N, 1, n]."""
-    return torch.log_softmax(logits, 1).gather(1, labels).squeeze(1).neg_()
-
-
-def _steps_per_chunk(rows: int, batch_size: int) -> int:
-    """Steps per chunk for a first map with `rows` outputs per seed.
-
-    Inner products cost as much per sample as chunk/(2·rows) of the map itself, so few rows want
-    short chunks; the limits are where longer ones stopped paying (`benchmarks/engine.py`).
-    """
-    return max(1, min(128, max(32, rows // 4)) // batch_size)
-
-
-def _seeds_per_block(sizes: Sequence[int], lanes_per_seed: int, batch_size: int) -> int:
-    rows = lanes_per_seed * sizes[1]
-    samples = _steps_per_chunk(rows, batch_size) * batch_size
-    values = samples * (2 * sizes[0] + 6 * lanes_per_seed * sum(sizes[1:]))
-    return max(1, _BLOCK_VALUES // values)
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _check(pack: Pack, count: int) -> None:
-    lanes = [(seed, rate) for seed in pack.seeds for rate in pack.learning_rates]
-    if [(trial.seed, trial.learning_rate) for trial in pack.trials] != lanes:
-        raise ValueError(f"pack {pack.label} is not every seed with every learning rate, in order")
+    lanes = [(seed, *setting) for seed in pack.seeds for setting in pack.settings]
+    if [(trial.seed, trial.weight_decay, trial.learning_rate) for trial in pack.trials] != lanes:
+        raise ValueError(f"pack {pack.label} is not every seed with every setting, in order")
     if pack.config.batch_size > count:
         raise ValueError(f"batch size {pack.config.batch_size} is larger than the {count} training samples")
 

@@ -3,20 +3,43 @@
 No torch here: the service sizes a study (is the batch larger than the data?) with this.
 """
 
+import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trials.spec.folders import find_images
 from trials.spec.issues import Issue, SpecError
-from trials.spec.models import DataSpec
+from trials.spec.models import DataSpec, SyntheticSpec
+from trials.spec.npz import read_headers, read_labels
+from trials.spec.roots import MOST_BYTES, check_link, confined_file, confined_folder, path_error
 
 IMAGE_COLUMNS = ("image", "img")
 _MOST_CLASSES = 100_000
 LABEL_COLUMNS = ("label", "fine_label", "labels")
+
+
+class Fetched(NamedTuple):
+    """A data set that torchvision fetches, with a test split of its own."""
+
+    train: int
+    test: int
+    shape: tuple[int, int, int]
+    classes: int
+
+
+FETCHED = {
+    "mnist": Fetched(60_000, 10_000, (1, 28, 28), 10),
+    "fashion_mnist": Fetched(60_000, 10_000, (1, 28, 28), 10),
+    "cifar10": Fetched(50_000, 10_000, (3, 32, 32), 10),
+    "cifar100": Fetched(50_000, 10_000, (3, 32, 32), 100),
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +50,18 @@ class DataFacts:
     train: int
     validation: int
     test: int
-    features: int  # values per sample
+    features: int  # values per sample, the product of the shape
     classes: int
+    shape: tuple[int, int, int] = (0, 0, 0)  # (channels, height, width) of one sample
+
+    def __post_init__(self) -> None:
+        """Facts kept as JSON come back with a list, and those of the first studies with no shape."""
+        shape = tuple(self.shape) if any(self.shape) else (1, 1, self.features)
+        object.__setattr__(self, "shape", shape)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON gives them back: `DataFacts(**facts.as_json()) == facts`."""
+        return {**dataclasses.asdict(self), "shape": list(self.shape)}
 
 
 @dataclass(frozen=True)
@@ -42,18 +75,46 @@ class ParquetFiles:
 
 
 def facts_for(data: DataSpec, roots: Sequence[Path]) -> DataFacts:
-    """Facts of the data set; `roots` are the folders under which a `parquet` path may lie.
+    """Facts of the data set, from as little of it as will do.
+
+    Of `parquet` and `npz` the training labels are read and no inputs; of `images` the first image's size.
+
+    Args:
+        data: what is asked for.
+        roots: the folders under which the path of `parquet`, `npz` and `images` may lie.
 
     Raises:
-        SpecError: where the path is outside the roots, or holds no such data set.
+        SpecError: where the path is outside the roots, or holds no such data set, or it is too large.
     """
     if data.dataset == "digits":
-        total = 1797
-        test = max(1, round(total * data.test_fraction))
-        return _split(data, total - test, test, features=64, classes=10)
-    if data.dataset == "cifar10":
-        return _split(data, 50_000, 10_000, features=3072, classes=10)
-    return _parquet_facts(data, find_parquet(data, roots))
+        return _facts_without_test_split(data, 1797, (1, 8, 8), 10)
+    if data.dataset == "synthetic":
+        asked = synthetic_spec(data)
+        return _facts_without_test_split(data, asked.samples, (1, 1, asked.features), asked.classes)
+    if data.dataset == "parquet":
+        return _parquet_facts(data, find_parquet(data, roots))
+    if data.dataset == "npz":
+        return _npz_facts(data, confined_file(data.path, roots))
+    if data.dataset == "images":
+        return _folder_facts(data, roots)
+    return _facts(data, *FETCHED[data.dataset])
+
+
+def synthetic_spec(data: DataSpec) -> SyntheticSpec:
+    """What a synthetic data set draws, defaults filled in.
+
+    Raises:
+        SpecError: where it would be larger than `MOST_BYTES`.
+    """
+    asked = data.synthetic or SyntheticSpec()
+    size = 4 * asked.samples * asked.features
+    if size > MOST_BYTES:
+        detail = (
+            f"{asked.samples:,} samples of {asked.features:,} features take {size / 2**30:,.1f} GiB, and at most "
+            f"{MOST_BYTES / 2**30:.0f} GiB are drawn; ask for fewer of either"
+        )
+        raise SpecError([Issue("/data/synthetic", detail)])
+    return asked
 
 
 def find_parquet(data: DataSpec, roots: Sequence[Path]) -> ParquetFiles:
@@ -65,16 +126,16 @@ def find_parquet(data: DataSpec, roots: Sequence[Path]) -> ParquetFiles:
     Raises:
         SpecError: with pointer `/data/path`.
     """
-    folder = _confined(data.path or "", roots)
+    folder = confined_folder(data.path, roots)
     train, test = _files(folder, "train", roots), _files(folder, "test", roots)
     try:
         columns = pq.read_schema(train[0]).names
     except Exception as error:
-        raise _path_error(f"{train[0].name} cannot be read as Parquet: {error}") from None
+        raise path_error(f"{train[0].name} cannot be read as Parquet: {error}") from None
     image = next((c for c in IMAGE_COLUMNS if c in columns), None)
     label = next((c for c in LABEL_COLUMNS if c in columns), None)
     if image is None or label is None:
-        raise _path_error(
+        raise path_error(
             f"{train[0].name} needs an image column ({' or '.join(IMAGE_COLUMNS)}) and a label column "
             f"({' or '.join(LABEL_COLUMNS)}); it has {', '.join(columns)}"
         )
@@ -88,13 +149,55 @@ def split_sizes(data: DataSpec, train_available: int) -> tuple[int, int]:
     return kept - validation, validation
 
 
-def _split(data: DataSpec, train_available: int, test: int, features: int, classes: int) -> DataFacts:
+def test_size(data: DataSpec, samples: int) -> int:
+    """Size of the test split that is drawn where a data set of `samples` has none of its own."""
+    return max(1, round(samples * data.test_fraction))
+
+
+def _facts(data: DataSpec, train_available: int, test: int, shape: tuple[int, int, int], classes: int) -> DataFacts:
     train, validation = split_sizes(data, train_available)
-    return DataFacts(train_available, train, validation, test, features, classes)
+    return DataFacts(train_available, train, validation, test, math.prod(shape), classes, shape)
+
+
+def _facts_without_test_split(data: DataSpec, samples: int, shape: tuple[int, int, int], classes: int) -> DataFacts:
+    test = test_size(data, samples)
+    return _facts(data, samples - test, test, shape, classes)
+
+
+def _npz_facts(data: DataSpec, file: Path) -> DataFacts:
+    try:
+        headers = read_headers(file)
+        classes = int(read_labels(file, "y_train").max()) + 1
+    except ValueError as error:
+        raise path_error(f"{file.name}: {error}") from None
+    if classes > _MOST_CLASSES:
+        raise path_error(
+            f"{file.name}: y_train has label {classes - 1}; labels must be 0 … C−1, C at most {_MOST_CLASSES}"
+        )
+    return _facts(data, headers.train, headers.test, headers.shape, classes)
+
+
+def _folder_facts(data: DataSpec, roots: Sequence[Path]) -> DataFacts:
+    from PIL import Image  # only for images
+
+    folder = find_images(data, roots)
+    first = folder.train[0][0]
+    try:
+        with Image.open(first) as image:
+            shape = len(image.getbands()), image.height, image.width
+    except Exception as error:
+        raise path_error(f"the image {first.relative_to(folder.path)} cannot be read: {error}") from None
+    size = math.prod(shape) * (min(len(folder.train), data.train_samples or len(folder.train)) + len(folder.test))
+    if size > MOST_BYTES:
+        raise path_error(
+            f"these images would take {size / 2**30:,.1f} GiB once decoded, and at most "
+            f"{MOST_BYTES / 2**30:.0f} GiB are read; make them smaller or use fewer"
+        )
+    return _facts(data, len(folder.train), len(folder.test), shape, len(folder.classes))
 
 
 def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
-    from PIL import Image  # only this data set kind needs it
+    from PIL import Image  # only for images
 
     try:
         train = sum(pq.read_metadata(f).num_rows for f in files.train)
@@ -103,50 +206,33 @@ def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
         batch = next(pq.ParquetFile(files.train[0]).iter_batches(batch_size=1, columns=[files.image_column]))
         first = batch.column(0)[0].as_py()
         with Image.open(io.BytesIO(first["bytes"])) as image:
-            features = image.width * image.height * len(image.getbands())
+            shape = len(image.getbands()), image.height, image.width
         classes = _count_classes(labels)
     except SpecError:
         raise
     except Exception as error:
-        raise _path_error(f"the image data set in {data.path!r} cannot be read: {error}") from None
-    return _split(data, train, test, features, classes)
+        raise path_error(f"the image data set in {data.path!r} cannot be read: {error}") from None
+    return _facts(data, train, test, shape, classes)
 
 
 def _count_classes(columns: Sequence[pa.ChunkedArray]) -> int:
     """Labels are class numbers from 0."""
     for column in columns:
         if not pa.types.is_integer(column.type) or column.null_count:
-            raise _path_error(
+            raise path_error(
                 f"labels must be whole numbers, one for each image, not {column.type} with {column.null_count} nulls"
             )
     lowest = min(int(column.to_numpy().min()) for column in columns)
     highest = max(int(column.to_numpy().max()) for column in columns)
     if lowest < 0 or highest >= _MOST_CLASSES:
-        raise _path_error(f"labels must be 0 … C−1 (C at most {_MOST_CLASSES}); these go from {lowest} to {highest}")
+        raise path_error(f"labels must be 0 … C−1 (C at most {_MOST_CLASSES}); these go from {lowest} to {highest}")
     return highest + 1
-
-
-def _confined(path: str, roots: Sequence[Path]) -> Path:
-    real_roots = [root.resolve() for root in roots]
-    for root in real_roots:
-        try:
-            candidate = (root / path).resolve()  # an absolute path replaces the root, and is checked all the same
-            if any(candidate.is_relative_to(r) for r in real_roots) and candidate.is_dir():
-                return candidate
-        except (OSError, ValueError):  # a name too long, a null byte, a loop of links: no such folder
-            continue
-    raise _path_error(f"no folder {path!r} under the allowed data roots; ask the operator which roots are set")
 
 
 def _files(folder: Path, split: str, roots: Sequence[Path]) -> tuple[Path, ...]:
     found = tuple(sorted(folder.glob(f"{split}*.parquet")))
     if not found:
-        raise _path_error(f"no {split}*.parquet in {folder.name!r}")
+        raise path_error(f"no {split}*.parquet in {folder.name!r}")
     for file in found:
-        if not any(file.resolve().is_relative_to(root.resolve()) for root in roots):
-            raise _path_error(f"{file.name} is a link that leads outside the allowed data roots")
+        check_link(file, roots)
     return found
-
-
-def _path_error(detail: str) -> SpecError:
-    return SpecError([Issue("/data/path", detail)])

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,6 +31,9 @@ def issues_from(error: ValidationError, model: type[BaseModel]) -> list[Issue]:
     found = [(*_resolve(details["loc"], model), details) for details in error.errors(include_url=False)]
     issues: list[Issue] = []
     for path, owner, details in found:
+        if details["type"] == "union_tag_invalid":
+            issues.append(Issue(pointer([*path, "kind"]), _invalid(*_kind_and_valid(details))))
+            continue
         others = [(p, d) for p, _, d in found if d is not details]
         if any(_is_wrong_alternative(path, details, p, d) for p, d in others):
             continue
@@ -78,10 +81,9 @@ def _detail(details: ErrorDetails, owner: type[BaseModel] | None) -> str:
     if kind == "missing":
         return "required, but missing"
     if kind == "literal_error":
-        valid = [v.strip().strip("'") for v in context["expected"].replace(" or ", ", ").split(",")]
-        guess = nearest(value, valid) if isinstance(value, str) else None
-        hint = f"did you mean {guess!r}? " if guess else ""
-        return f"{_show(value)} is not one of the valid values; {hint}Valid: {', '.join(valid)}"
+        return _invalid(value, _names(context["expected"].replace(" or ", ", ")))
+    if kind == "model_type":
+        return f"must be a mapping of keys to values, not {_show(value)}"
     if kind in {"float_type", "int_type"} and isinstance(value, str):
         return f"must be a number, not text ({_show(value)}); write it without quotes"
     if kind == "int_from_float" or (kind == "int_type" and isinstance(value, float)):
@@ -97,6 +99,21 @@ def _detail(details: ErrorDetails, owner: type[BaseModel] | None) -> str:
         return f"must be a list, such as [{_show(value)}]"
     message = details["msg"].removeprefix("Input ")
     return f"{message}, not {_show(value)}" if not isinstance(value, dict | list) else message
+
+
+def _invalid(value: Any, valid: Sequence[str]) -> str:
+    guess = nearest(value, valid) if isinstance(value, str) else None
+    hint = f"did you mean {guess!r}? " if guess else ""
+    return f"{_show(value)} is not one of the valid values; {hint}Valid: {', '.join(valid)}"
+
+
+def _kind_and_valid(details: ErrorDetails) -> tuple[Any, list[str]]:
+    """What was written where a union is told apart by `kind`, and what could have been."""
+    return details["input"]["kind"], _names(details.get("ctx", {})["expected_tags"])
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip().strip("'") for name in listed.split(",")]
 
 
 def _show(value: Any) -> str:
@@ -117,6 +134,8 @@ def _resolve(location: Sequence[str | int], model: type[BaseModel]) -> tuple[lis
         if isinstance(part, int):
             path.append(part)
             current = next((get_args(m)[0] for m in _members(current) if get_origin(m) is list), Any)
+        elif len(models) > 1 and (tagged := [m for m in models if _tag(m) == part]):
+            current = tagged[0]  # a union told apart by `kind`: the tag is not a place in the document
         elif models:
             owner = models[0]
             path.append(part)
@@ -126,6 +145,11 @@ def _resolve(location: Sequence[str | int], model: type[BaseModel]) -> tuple[lis
             path.append(part)
         # any other text names a union member, not a place in the document
     return path, owner
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    kind = model.model_fields.get("kind")
+    return get_args(kind.annotation)[0] if kind and get_origin(kind.annotation) is Literal else None
 
 
 def _members(annotation: Any) -> list[Any]:

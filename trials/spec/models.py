@@ -7,79 +7,165 @@ not a batch size). `parse_spec` is the one way in: it turns every complaint into
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from trials.spec.base import (
+    MODEL_AXES,
+    TRAINING_AXES,
+    Activation,
+    BatchSize,
+    Channels,
+    Depth,
+    KernelSide,
+    LearningRate,
+    ModelKind,
+    Normaliser,
+    Optimiser,
+    Placement,
+    Pooling,
+    Seed,
+    Strict,
+    Stride,
+    WeightDecay,
+    Width,
+)
+from trials.spec.checks import cross_checks, warnings_of
+from trials.spec.data import DataSpec, SyntheticSpec
+from trials.spec.hypotheses import BatchSizeSlope, Geometry, Hypothesis, Ranking, WidthPeak
 from trials.spec.issues import Issue, SpecError, issues_from
 
-Normaliser = Literal["none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like"]
-Activation = Literal["tanh", "relu", "leaky_relu", "gelu", "identity"]
+__all__ = [
+    "MODEL_AXES",
+    "TRAINING_AXES",
+    "Activation",
+    "BatchSizeSlope",
+    "BudgetSpec",
+    "DataSpec",
+    "Geometry",
+    "Hypothesis",
+    "ModelKind",
+    "ModelSpec",
+    "Normaliser",
+    "Optimiser",
+    "PaperRow",
+    "Placement",
+    "Pooling",
+    "ProbesSpec",
+    "Ranking",
+    "ResourcesSpec",
+    "ScheduleSpec",
+    "SpaceSpec",
+    "StudySpec",
+    "SyntheticSpec",
+    "TrainingSpec",
+    "WidthPeak",
+    "parse_spec",
+    "warnings_of",
+]
 
-BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
-LearningRate = Annotated[float, Field(gt=0, le=1e9)]
-Width = Annotated[int, Field(ge=1, le=65_536)]
-Depth = Annotated[int, Field(ge=0, le=64)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
+class ModelSpec(Strict):
+    """The network. Each key but `kind`, `heads` and `patch` may be an axis in `space` instead."""
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    added = frozenset({"placement", "gain", "channels", "kernel", "stride", "pooling", "heads", "patch"})
 
-
-class DataSpec(_Strict):
-    """The data set and how it is split."""
-
-    dataset: Literal["digits", "cifar10", "parquet"] = Field(
-        description="`digits` ships with scikit-learn and needs no network; `cifar10` is fetched by "
-        "torchvision once per node; `parquet` reads Hugging Face-style image files under a data root."
+    kind: ModelKind = Field(
+        default="mlp",
+        description="`mlp`: fully connected; `residual_mlp`: blocks x + activation(affine(x)) at one width; `cnn`: "
+        "convolutions, then one affine map; `attention`: patches as tokens through self-attention blocks.",
     )
-    path: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1000,
-        description="Folder with `train*.parquet` and `test*.parquet`, inside an allowed data root. "
-        "Required for `parquet`, meaningless elsewhere.",
+    depth: Depth = Field(
+        default=1, description="Hidden layers (`mlp`; 0 is a linear model) or blocks; a `cnn`'s are its `channels`."
     )
-    train_samples: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Keep this many training samples (drawn by `split_seed`, before the validation "
-        "split is taken); all of them when left out.",
-    )
-    validation_fraction: float = Field(
-        default=0.15, gt=0, le=0.5, description="Share of the training samples held out for validation."
-    )
-    test_fraction: float = Field(
-        default=0.2,
-        gt=0,
-        le=0.5,
-        description="Share of all samples held out for the test; used only where the data set has no "
-        "test split of its own (`digits`).",
-    )
-    split_seed: Seed = Field(default=0, description="Seed of the splits, the same for all trials.")
-
-
-class ModelSpec(_Strict):
-    """The network. Each of `depth`, `width`, `activation` may be an axis in `space` instead."""
-
-    kind: Literal["mlp"] = Field(default="mlp", description="Fully connected network.")
-    depth: Depth = Field(default=1, description="Number of hidden layers; 0 is a linear model.")
-    width: Width = Field(default=32, description="Units per hidden layer.")
+    width: Width = Field(default=32, description="Units per hidden layer, or features per token.")
     activation: Activation = Field(default="tanh", description="Activation after each hidden layer.")
+    placement: Placement = Field(
+        default="pre",
+        description="`pre`: the normaliser acts on an affine map's input, as the paper derives; `post`: on its "
+        "output, before the activation (batch, layer, RMS, group and instance norm, and norm_like).",
+    )
+    gain: bool = Field(
+        default=False,
+        description="Whether normalisers learn a scale (batch and layer norm, group and instance norm: and a shift).",
+    )
+    channels: Channels | None = Field(
+        default=None, description="`cnn` only, and required there: output channels of each convolution."
+    )
+    kernel: KernelSide = Field(default=3, description="`cnn` only: side of every kernel; padded by half of it.")
+    stride: Stride = Field(default=1, description="`cnn` only: stride of every convolution.")
+    pooling: Pooling = Field(default="max", description="`cnn` only: 2 × 2 pooling after each activation.")
+    heads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="`attention` only: heads; `width` must be a multiple."
+    )
+    patch: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=4,
+        description="`attention` only: side of the square image patches that become tokens; of a vector, "
+        "the values per token.",
+    )
 
 
-class BudgetSpec(_Strict):
-    """How long every trial trains."""
+class BudgetSpec(Strict):
+    """How long every trial trains: exactly one of these."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = Field(description="Passes over the training split.")
+    added = frozenset({"updates", "samples"})
+
+    epochs: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        default=None, description="Passes over the training split."
+    )
+    updates: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = Field(
+        default=None, description="Optimiser steps, the same for every batch size."
+    )
+    samples: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = Field(
+        default=None, description="Training samples seen: samples // batch_size steps."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        given = [name for name in ("epochs", "updates", "samples") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of epochs, updates, samples")
+        return self
 
 
-class TrainingSpec(_Strict):
+class ScheduleSpec(Strict):
+    """How the learning rate changes over a trial's updates."""
+
+    kind: Literal["constant", "cosine", "step"] = Field(
+        default="constant",
+        description="`cosine`: from the learning rate to `final` of it over the whole budget; `step`: times `factor` "
+        "after each share `every` of the budget.",
+    )
+    final: float = Field(default=0.0, ge=0, le=1, description="`cosine` only: share of the learning rate at the end.")
+    every: float = Field(default=0.3, gt=0, lt=1, description="`step` only: share of the budget between steps.")
+    factor: float = Field(default=0.1, gt=0, le=1, description="`step` only: what the learning rate is multiplied by.")
+
+
+class TrainingSpec(Strict):
     """The optimiser and its budget."""
 
-    optimiser: Literal["sgd"] = Field(default="sgd", description="Plain stochastic gradient descent.")
+    added = frozenset({"momentum", "weight_decay", "schedule", "scaling", "scaling_batch_size"})
+
+    optimiser: Optimiser = Field(
+        default="sgd",
+        description="`sgd`: plain stochastic gradient descent; `momentum`: with heavy-ball momentum; `adam`, `adamw`: "
+        "β = 0.9, 0.999, ε = 1e-8.",
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="`momentum` only: share of the velocity kept.")
+    weight_decay: WeightDecay = Field(
+        default=0.0, description="λ: added to the gradient as λ·w; for `adamw`, w is multiplied by 1 − η·λ instead."
+    )
+    schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="Of the learning rate.")
+    scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none",
+        description="The learning rate at batch size B is the one listed times B / scaling_batch_size (`linear`), or "
+        "its square root (`sqrt`).",
+    )
+    scaling_batch_size: BatchSize = Field(
+        default=32, description="Batch size at which the learning rates are the ones listed."
+    )
     budget: BudgetSpec = Field(description="How long each trial trains.")
     last_batch: Literal["drop"] = Field(
         default="drop",
@@ -87,10 +173,18 @@ class TrainingSpec(_Strict):
     )
 
 
-class SpaceSpec(_Strict):
+class SpaceSpec(Strict):
     """The axes of the design; every combination of levels is a cell."""
 
-    normaliser: list[Normaliser] = Field(min_length=1, max_length=100, description="The arms of the study.")
+    added = frozenset({"placement", "gain", "channels", "kernel", "stride", "pooling", "optimiser", "weight_decay"})
+
+    normaliser: list[Normaliser] = Field(
+        min_length=1,
+        max_length=100,
+        description="The arms of the study. `none`, `batch_norm`, `layer_norm` and `rms_norm` fit every kind of "
+        "model; `group_norm`, `instance_norm`, `patch_norm` and `patch_norm_affine` a `cnn` only; the others every "
+        "kind but a `cnn`.",
+    )
     batch_size: list[BatchSize] = Field(
         min_length=1, max_length=1000, description="Samples per optimiser step; at most the training split."
     )
@@ -102,46 +196,57 @@ class SpaceSpec(_Strict):
     activation: list[Activation] | None = Field(
         default=None, min_length=1, max_length=100, description="Instead of model.activation."
     )
+    placement: list[Placement] | None = Field(
+        default=None, min_length=1, max_length=2, description="Instead of model.placement."
+    )
+    gain: list[bool] | None = Field(default=None, min_length=1, max_length=2, description="Instead of model.gain.")
+    channels: list[Channels] | None = Field(
+        default=None, min_length=1, max_length=100, description="Instead of model.channels: a list of lists."
+    )
+    kernel: list[KernelSide] | None = Field(
+        default=None, min_length=1, max_length=31, description="Instead of model.kernel."
+    )
+    stride: list[Stride] | None = Field(
+        default=None, min_length=1, max_length=16, description="Instead of model.stride."
+    )
+    pooling: list[Pooling] | None = Field(
+        default=None, min_length=1, max_length=3, description="Instead of model.pooling."
+    )
+    optimiser: list[Optimiser] | None = Field(
+        default=None, min_length=1, max_length=4, description="Instead of training.optimiser."
+    )
+    weight_decay: list[WeightDecay] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Instead of training.weight_decay."
+    )
 
     @field_validator("*")
     @classmethod
     def _levels_differ(cls, levels: list[Any] | None) -> list[Any] | None:
-        seen: set[Any] = set()
-        for level in levels or []:
-            if level in seen:
+        for index, level in enumerate(levels or []):
+            if level in (levels or [])[:index]:
                 raise ValueError(f"level {level!r} is listed twice; list each level once")
-            seen.add(level)
         return levels
 
 
-class BatchSizeSlope(_Strict):
-    """The claim that accuracy changes with batch size, in one direction, for the named arms."""
+class PaperRow(Strict):
+    """Where in "The Affine Divergence" a study's claim stands."""
 
-    kind: Literal["batch_size_slope"] = Field(
-        default="batch_size_slope", description="The slope of test accuracy per doubling of batch size."
+    row: str = Field(min_length=1, max_length=200, description="Figure or section.")
+    outcome: str = Field(min_length=1, max_length=1000, description="What the paper reports to have seen.")
+
+
+class ProbesSpec(Strict):
+    """Measurements of the divergence while training, on fixed batches of the training split."""
+
+    every: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=5, description="Epochs between probes; the first is before the first update."
     )
-    arms: list[Normaliser] = Field(min_length=1, description="Normalisers the claim is about.")
-    direction: Literal["negative", "positive", "flat"] = Field(
-        description="Claimed sign of the change in test accuracy per doubling of batch size."
+    samples: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=256, description="Samples per probe, in batches of the trial's batch size; at least one batch."
     )
-    smallest_slope: float = Field(
-        default=0.002,
-        gt=0,
-        lt=1,
-        description="Smallest slope of interest, in accuracy per doubling (0.002 is 0.2 points): an arm "
-        "whose whole interval lies within ± this value is `flat`.",
-    )
-    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="Error rate, family-wise over all arms.")
-
-    @field_validator("arms")
-    @classmethod
-    def _arms_differ(cls, arms: list[str]) -> list[str]:
-        if len(set(arms)) != len(arms):
-            raise ValueError("an arm is listed twice; list each arm once")
-        return arms
 
 
-class ResourcesSpec(_Strict):
+class ResourcesSpec(Strict):
     """What one pack asks of the cluster, and how many packs run at once."""
 
     cpus_per_pack: Annotated[int, Field(ge=1, le=1024)] = Field(
@@ -155,8 +260,10 @@ class ResourcesSpec(_Strict):
     )
 
 
-class StudySpec(_Strict):
+class StudySpec(Strict):
     """One study: a design, a training recipe, and the hypotheses it is to answer."""
+
+    added = frozenset({"probes", "paper"})
 
     version: Literal[1] = Field(description="Version of this document's form.")
     name: str = Field(
@@ -177,10 +284,24 @@ class StudySpec(_Strict):
         default="fixed_lr",
         description="`fixed_lr`: the effect of batch size is estimated within each learning rate, then combined.",
     )
-    hypotheses: list[BatchSizeSlope] = Field(
+    hypotheses: list[Hypothesis] = Field(
         default_factory=list, max_length=20, description="What the study claims; fixed and hashed at submission."
     )
+    probes: ProbesSpec | None = Field(default=None, description="Measure the divergence while training; left out: no.")
+    paper: PaperRow | None = Field(default=None, description="Shown in the report beside what was seen.")
     resources: ResourcesSpec = Field(default=ResourcesSpec(), description="What one pack asks of the cluster.")
+
+    def axes(self) -> dict[str, list[Any]]:
+        """Every axis but the seed with its levels, from the slowest to the fastest in the plan's order."""
+        space, model, training = self.space, self.model, self.training
+        axes: dict[str, list[Any]] = {"batch_size": list(space.batch_size)}
+        for name in MODEL_AXES:
+            axes[name] = list(getattr(space, name) or [getattr(model, name)])
+        axes["optimiser"] = list(space.optimiser or [training.optimiser])
+        axes["normaliser"] = list(space.normaliser)
+        axes["weight_decay"] = list(space.weight_decay or [training.weight_decay])
+        axes["learning_rate"] = list(space.learning_rate)
+        return axes
 
     @property
     def seed_list(self) -> list[int]:
@@ -196,9 +317,23 @@ class StudySpec(_Strict):
         Name, description and resources are left out: two studies with one hash train the
         same trials and ask the same questions of them.
         """
-        content = self.model_dump(mode="json", exclude={"name", "description", "resources"})
+        content = _content(self, without={"name", "description", "resources", "paper"})
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content(value: Any, without: frozenset[str] | set[str] = frozenset()) -> Any:
+    """What is hashed of a document: everything but keys added later that are at their default."""
+    if isinstance(value, list | tuple):
+        return [_content(item) for item in value]
+    if not isinstance(value, Strict):
+        return value
+    fields = type(value).model_fields
+    return {
+        name: _content(getattr(value, name))
+        for name in fields
+        if name not in without and not (name in value.added and getattr(value, name) == fields[name].default)
+    }
 
 
 def parse_spec(document: Any) -> StudySpec:
@@ -213,50 +348,9 @@ def parse_spec(document: Any) -> StudySpec:
         spec = StudySpec.model_validate(dict(document))
     except ValidationError as error:
         raise SpecError(issues_from(error, StudySpec)) from None
-    if issues := _cross_checks(spec):
+    if issues := cross_checks(spec):
         raise SpecError(issues)
     return spec
-
-
-def warnings_of(spec: StudySpec) -> list[Issue]:
-    """What is allowed and will probably disappoint; told at submission, refused by nothing."""
-    found: list[Issue] = []
-    if spec.hypotheses and len(spec.seed_list) < 2:
-        found.append(
-            Issue("/seeds", "with one seed no interval and no verdict can be computed; use at least 3, better 5")
-        )
-    if "batch_norm" in spec.space.normaliser and 1 in spec.space.batch_size:
-        place = f"/space/batch_size/{spec.space.batch_size.index(1)}"
-        found.append(Issue(place, "batch_norm over a batch of one sample turns every input into zero"))
-    return found
-
-
-def _cross_checks(spec: StudySpec) -> list[Issue]:
-    """Faults that take more than one field to see."""
-    issues: list[Issue] = []
-    if spec.data.dataset == "parquet" and spec.data.path is None:
-        issues.append(Issue("/data/path", "required for data set 'parquet': the folder that holds its files"))
-    if spec.data.dataset != "parquet" and spec.data.path is not None:
-        issues.append(Issue("/data/path", f"has no meaning for data set {spec.data.dataset!r}; remove it"))
-    for axis in ("width", "depth", "activation"):
-        if getattr(spec.space, axis) is not None and axis in spec.model.model_fields_set:
-            issues.append(Issue(f"/model/{axis}", f"is also an axis in /space/{axis}; say it in one place"))
-    if isinstance(spec.seeds, list) and len(set(spec.seeds)) != len(spec.seeds):
-        issues.append(Issue("/seeds", "a seed is listed twice; list each seed once"))
-    for index, hypothesis in enumerate(spec.hypotheses):
-        for position, arm in enumerate(hypothesis.arms):
-            if arm not in spec.space.normaliser:
-                have = ", ".join(spec.space.normaliser)
-                issues.append(
-                    Issue(
-                        f"/hypotheses/{index}/arms/{position}", f"{arm!r} is not among the study's normalisers ({have})"
-                    )
-                )
-        if len(spec.space.batch_size) < 2:
-            issues.append(Issue(f"/hypotheses/{index}", "a batch-size slope needs at least two levels of batch_size"))
-    if not math.isfinite(spec.resources.gpus_per_pack):
-        issues.append(Issue("/resources/gpus_per_pack", "must be finite"))
-    return issues
 
 
 def _kind(value: Any) -> str:

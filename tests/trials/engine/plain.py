@@ -36,8 +36,14 @@ class PlainMap(nn.Module):
             x = F.layer_norm(x, features, eps=1e-5)
         elif self.normaliser == "rms_norm":
             x = F.rms_norm(x, features, eps=1e-5)
-        elif self.normaliser == "norm_like":
+        elif self.normaliser in ("norm_like", "norm_like_half"):
             x = F.normalize(x, dim=1, eps=1e-30)
+        if self.normaliser == "gradient_only":
+            weight, bias = self.weight.detach(), self.bias.detach()
+            weighed = 1 / (x.detach() ** 2).sum(1, keepdim=True).add(1)  # of no value, but of a gradient
+            return (
+                x @ weight.T + bias + (x.detach() * weighed) @ (self.weight - weight).T + weighed * (self.bias - bias)
+            )
         z = x @ self.weight.T + self.bias
         return z / torch.sqrt((x**2).sum(1, keepdim=True) + 1) if self.normaliser == "affine_like" else z
 
@@ -61,7 +67,8 @@ def plain_training(
 ) -> dict[str, list[float]]:
     """Train one trial the ordinary way; the engine's curves, by another road."""
     network = PlainNetwork([(w.to(dtype), b.to(dtype)) for w, b in parameters], config.normaliser, config.activation)
-    optimiser = torch.optim.SGD(network.parameters(), lr=config.learning_rate)
+    half = 0.5 if config.normaliser == "norm_like_half" else 1.0
+    optimiser = torch.optim.SGD(network.parameters(), lr=config.learning_rate * half)
     train, validation, test = (
         (torch.tensor(split.inputs, dtype=dtype), torch.tensor(split.labels))
         for split in (dataset.train, dataset.validation, dataset.test)
@@ -128,4 +135,4 @@ def make_dataset(train: int = 103, held_out: int = 37, features: int = 13, class
         inputs = centres[labels] + 1.5 * generator.standard_normal((count, features))
         return Split(inputs.astype(np.float32), labels.astype(np.int64))
 
-    return Dataset(split(train), split(held_out), split(held_out), classes, f"synthetic-{seed}")
+    return Dataset(split(train), split(held_out), split(held_out), classes, f"synthetic-{seed}", (1, 1, features))

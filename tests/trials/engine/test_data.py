@@ -1,16 +1,7 @@
 """The loaders: what they give, how large, and what they say where the data is not what it should be."""
 
-import contextlib
-import functools
 import hashlib
-import http.server
-import io
-import pickle
-import socket
-import tarfile
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from sklearn.datasets import load_digits
-from torchvision.datasets import CIFAR10
 
-from trials.engine import DataError, Dataset, DataUnavailable, data, load
-from trials.spec import DataSpec, SpecError, facts_for
-
-
-def spec(dataset: str = "digits", **changes: Any) -> DataSpec:
-    return DataSpec.model_validate({"dataset": dataset, **changes})
-
-
-def sizes(dataset: Dataset) -> tuple[int, ...]:
-    return tuple(len(split.labels) for split in (dataset.train, dataset.validation, dataset.test))
-
-
-def encoded(pixels: np.ndarray, form: str = "PNG") -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, form, **({"quality": 95} if form == "JPEG" else {}))
-    return stream.getvalue()
-
-
-def random_pixels(count: int, shape: Sequence[int] = (4, 3, 3), seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+from tests.trials.engine.data_files import encoded, random_pixels, sizes, spec
+from trials.engine import DataError, load
+from trials.spec import SpecError, facts_for
 
 
 def write(file: Path, images: Sequence[bytes | None], labels: Any, image: str = "image", label: str = "label") -> None:
@@ -114,6 +86,23 @@ def test_split_seed_alone_decides_the_split():
     assert first.checksum == digest.hexdigest()
 
 
+@pytest.mark.parametrize(
+    ("changes", "checksum"),
+    [
+        ({}, "af94b070b405bb12598fd2b4f39b472061c8dc8c8c11380f3b135f8d5fa6385a"),
+        (
+            {"train_samples": 200, "split_seed": 7, "test_fraction": 0.3},
+            "cd42db8fac61947d1bea747892ad8e5dceb68c618d91376084bd1e83fbd2d971",
+        ),
+    ],
+)
+def test_digits_stay_what_they_were(changes: dict[str, Any], checksum: str):
+    """A study that goes on under a new release must see the data it began with."""
+    got = load(spec(**changes), [], Path("unused"))
+    assert got.checksum == checksum
+    assert got.shape == facts_for(spec(**changes), []).shape == (1, 8, 8)
+
+
 def test_no_training_sample_left_is_said():
     with pytest.raises(DataError, match="no training sample is left"):
         load(spec(train_samples=1), [], Path("unused"))
@@ -128,6 +117,7 @@ def test_parquet_images_arrive_channel_by_channel_with_their_own_labels(tmp_path
     wanted = spec("parquet", path="set", train_samples=21)
     facts, got = facts_for(wanted, [tmp_path]), load(wanted, [tmp_path], tmp_path)
     assert sizes(got) == (facts.train, facts.validation, facts.test) == (18, 3, 12)
+    assert got.shape == facts.shape == (3, 4, 3)
     assert (got.train.inputs.shape[1], got.classes) == (facts.features, facts.classes) == (36, 5)
     order = np.random.default_rng([0, 0]).permutation(40)
     flat = pixels.transpose(0, 3, 1, 2).reshape(40, 3, -1).astype(np.float64)
@@ -225,114 +215,3 @@ def test_paths_and_links_out_of_the_roots_are_refused(tmp_path: Path):
         with pytest.raises(SpecError):
             load(spec("parquet", path=path), [root], tmp_path)
     assert sizes(load(spec("parquet", path=str(outside)), [root, outside], tmp_path)) == (34, 6, 12)
-
-
-# -- cifar10, by torchvision's own downloader ------------------------------------------------------
-
-
-@functools.cache
-def _archive() -> tuple[bytes, dict[str, Any]]:
-    """An archive laid out like CIFAR-10's, of full size, with plain images (so that it packs to little)."""
-    stream, md5 = io.BytesIO(), {}
-    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
-
-        def add(name: str, content: bytes) -> None:
-            info = tarfile.TarInfo(f"{CIFAR10.base_folder}/{name}")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-            md5[name] = hashlib.md5(content).hexdigest()
-
-        for number, name in enumerate(["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5",
-                                       "test_batch"]):  # fmt: skip
-            rows = np.zeros((10_000, 3072), np.uint8)
-            rows[:, :1024] = 10 * number + 5  # the red channel
-            rows[:, 2048] = np.arange(10_000) % 250
-            add(name, pickle.dumps({"data": rows, "labels": [i % 10 for i in range(10_000)]}))
-        add("batches.meta", pickle.dumps({"label_names": list("abcdefghij")}))
-    content = stream.getvalue()
-    attributes = {
-        "tgz_md5": hashlib.md5(content).hexdigest(),
-        "train_list": [[name, md5[name]] for name, _ in CIFAR10.train_list],
-        "test_list": [[name, md5[name]] for name, _ in CIFAR10.test_list],
-        "meta": {**CIFAR10.meta, "md5": md5["batches.meta"]},
-    }
-    return content, attributes
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    content = b""
-    fetches = 0
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        server = self.server
-        assert isinstance(server, _Server)
-        server.fetches += 1
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(server.content)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # torchvision first asks only where it is redirected to
-            self.wfile.write(server.content)
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def cifar_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
-    content, attributes = _archive()
-    for name, value in attributes.items():
-        monkeypatch.setattr(CIFAR10, name, value)
-    with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.content = content
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{CIFAR10.filename}")
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def test_cifar10_is_fetched_once_however_many_call_and_has_the_catalogues_sizes(tmp_path: Path, cifar_server: _Server):
-    data._cifar10(tmp_path / "alone")
-    once = cifar_server.fetches
-    with ThreadPoolExecutor(3) as pool:
-        fetched = list(pool.map(lambda _: data._cifar10(tmp_path / "cache"), range(3)))
-    assert cifar_server.fetches == 2 * once
-    raw, test = fetched[0]
-    assert raw.values.shape == (50_000, 3, 1024)
-    assert raw.values[:, 0, 0].tolist() == [5 + 10 * (i // 10_000) for i in range(50_000)]
-    assert test.values[7, 2, 0] == 7
-    assert raw.labels[13] == 3
-    wanted = spec("cifar10", train_samples=200)
-    facts, got = facts_for(wanted, []), load(wanted, [], tmp_path / "cache")
-    assert cifar_server.fetches == 2 * once
-    assert sizes(got) == (facts.train, facts.validation, facts.test)
-    assert (got.train.inputs.shape[1], got.classes) == (facts.features, facts.classes)
-
-
-def test_a_damaged_download_is_said_and_fetched_anew_the_next_time(tmp_path: Path, cifar_server: _Server):
-    whole, cifar_server.content = cifar_server.content, b"half of it"
-    with pytest.raises(DataUnavailable, match="corrupted"):
-        load(spec("cifar10"), [], tmp_path)
-    cifar_server.content = whole
-    raw, _ = data._cifar10(tmp_path)
-    assert len(raw.labels) == 50_000
-
-
-def test_no_network_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound, never listening: connections are refused
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{closed.getsockname()[1]}/{CIFAR10.filename}")
-        with pytest.raises(DataUnavailable) as caught:
-            load(spec("cifar10"), [], tmp_path / "cache")
-    message = str(caught.value)
-    assert CIFAR10.url in message
-    assert f"Put {CIFAR10.filename} there" in message
-    assert "dataset: parquet" in message
-    assert socket.getdefaulttimeout() is None

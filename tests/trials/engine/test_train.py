@@ -11,11 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trials.engine.plain import make_dataset, make_pack, plain_training
-from trials.engine import Dataset, PackRun, Split, train
-from trials.engine.models import initial_parameters
+from trials.engine import Dataset, PackRun, Split, fused, train
+from trials.engine.checkpoints import CheckpointError
+from trials.engine.fused_mlp import initial_parameters
+from trials.engine.general import GeneralTrainer
 from trials.records import METRICS, Pack, Reason, TrialResult, TrialState
 
-NORMALISERS = ("none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like")
+NORMALISERS = (
+    "none",
+    "batch_norm",
+    "layer_norm",
+    "rms_norm",
+    "norm_like",
+    "norm_like_half",
+    "affine_like",
+    "gradient_only",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -99,15 +110,125 @@ def test_any_shape_equals_plain_pytorch(batch_size, samples, depth, width, seeds
         assert result.samples == samples // batch_size * batch_size
 
 
-@pytest.mark.parametrize("limit", ["_BLOCK_VALUES", "_EVALUATION_VALUES"])
-def test_memory_limits_do_not_change_the_numbers(monkeypatch, limit):
+def test_evaluation_in_chunks_does_not_change_the_numbers(monkeypatch):
     pack, dataset = make_pack(seeds=[0, 1, 2], normaliser="batch_norm"), make_dataset()
     whole = run(pack, dataset, dtype=torch.float64)
-    monkeypatch.setattr(train, limit, 1)
-    if limit == "_BLOCK_VALUES":
-        assert len(PackRun(pack, dataset).trainers) == 3
+    monkeypatch.setattr(fused, "_EVALUATION_VALUES", 1)
     for got, expected in zip(run(pack, dataset, dtype=torch.float64), whole, strict=True):
+        assert_curves_close(got, expected.curves, 1e-12)
+
+
+# Of what the general path adds to the plain MLP, one of everything.
+GENERAL = {
+    "momentum": {"optimiser": "momentum", "momentum": 0.9, "normaliser": "batch_norm"},
+    "adam": {"optimiser": "adam", "gain": True, "normaliser": "layer_norm"},
+    "post": {"placement": "post", "normaliser": "rms_norm", "schedule": "cosine", "schedule_final": 0.1},
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["fused", *GENERAL])
+def test_lanes_at_once_do_not_change_the_numbers(at_once, kind):
+    pack = make_pack(seeds=[0, 1, 2], epochs=2, **GENERAL.get(kind, {"normaliser": "batch_norm"}))
+    dataset = make_dataset()
+    whole = run(pack, dataset, dtype=torch.float64)
+    assert len(PackRun(pack, dataset, lanes_at_once=at_once).blocks) >= 9 / at_once
+    for got, expected in zip(run(pack, dataset, dtype=torch.float64, lanes_at_once=at_once), whole, strict=True):
+        assert (got.lanes_at_once, expected.lanes_at_once) == (at_once, 9)
+        assert_curves_close(got, expected.curves, 1e-10)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_the_fast_path_and_autograd_agree(monkeypatch, normaliser):
+    """Two implementations of the same mathematics, to the last digits of float64."""
+    pack = make_pack(normaliser=normaliser, depth=2, epochs=2, schedule="step", schedule_every=0.3, schedule_factor=0.5)
+    dataset = make_dataset()
+    fast = run(pack, dataset, dtype=torch.float64)
+    monkeypatch.setattr(train, "is_fusible", lambda config: False)
+    slow = PackRun(pack, dataset, dtype=torch.float64)
+    assert isinstance(slow.blocks[0][1], GeneralTrainer)
+    while not slow.finished:
+        slow.step()
+    for got, expected in zip(slow.results(), fast, strict=True):
         assert_curves_close(got, expected.curves, 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["fused", *GENERAL])
+def test_dropping_dead_lanes_leaves_the_others_unchanged(kind):
+    pack = make_pack(seeds=[0, 1, 2], epochs=4, depth=2, **GENERAL.get(kind, {"normaliser": "batch_norm"}))
+    dataset = make_dataset()
+    untouched = run(pack, dataset, dtype=torch.float64)
+    pack_run = PackRun(pack, dataset, dtype=torch.float64)
+    pack_run.step()
+    ((block, trainer),) = pack_run.blocks
+    state = trainer.state()
+    for name in state:
+        if name.endswith("bias"):
+            state[name][[1, 4, 6, 7, 8]] = torch.nan  # the second setting of two seeds, all of the third
+    trainer.load(state)
+    pack_run.step()
+    ((block, _),) = pack_run.blocks
+    assert block.groups == ((0, 2), (3, 5))
+    while not pack_run.finished:
+        pack_run.step()
+    for place, result in enumerate(pack_run.results()):
+        if place in (1, 4, 6, 7, 8):
+            assert (result.state, result.epochs_completed) == (TrialState.DIVERGED, 2)
+        else:
+            assert_curves_close(result, untouched[place].curves, 1e-10)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["fused", *GENERAL])
+def test_a_pack_resumes_from_a_checkpoint_to_the_last_bit(kind, at):
+    changes = GENERAL.get(kind, {"normaliser": "batch_norm"})
+    pack, dataset = make_pack(rates=[0.02, 0.05, 1e30], activation="relu", **changes), make_dataset()
+    undisturbed = run(pack, dataset)
+    first = PackRun(pack, dataset)
+    for _ in range(at):
+        first.step()
+    second = PackRun(pack, dataset)
+    second.restore(first.checkpoint())
+    assert second.epoch == at
+    while not second.finished:
+        second.step()
+    assert second.results() == undisturbed
+
+
+def test_a_checkpoint_serves_another_number_of_lanes_at_once():
+    pack, dataset = make_pack(seeds=[0, 1, 2]), make_dataset()
+    first = PackRun(pack, dataset, dtype=torch.float64)
+    first.step()
+    second = PackRun(pack, dataset, dtype=torch.float64, lanes_at_once=4)
+    second.restore(first.checkpoint())
+    while not second.finished:
+        second.step()
+    for got, expected in zip(second.results(), run(pack, dataset, dtype=torch.float64), strict=True):
+        assert_curves_close(got, expected.curves, 1e-10)
+
+
+def test_a_checkpoint_that_is_damaged_or_of_another_pack_is_refused():
+    pack_run = PackRun(make_pack(), make_dataset())
+    content = pack_run.checkpoint()
+    for damaged in (b"", content[:100], content[:-30], b"x" * 500):
+        with pytest.raises(CheckpointError, match="damaged"):
+            pack_run.restore(damaged)
+    with pytest.raises(CheckpointError, match="of pack"):
+        PackRun(replace(make_pack(), key="f" * 16), make_dataset()).restore(content)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        PackRun(make_pack(depth=2), make_dataset()).restore(content)
+
+
+def test_budgets_in_updates_and_samples():
+    dataset = make_dataset()
+    by_epochs = run(make_pack(seeds=[0], rates=[0.05], batch_size=4, epochs=2), dataset)[0]
+    by_updates = run(make_pack(seeds=[0], rates=[0.05], batch_size=4, epochs=None, budget_updates=50), dataset)[0]
+    assert by_updates.curves == by_epochs.curves
+    assert (by_updates.updates, by_updates.samples, by_updates.epochs_completed) == (50, 200, 2)
+    partly = run(make_pack(seeds=[0], rates=[0.05], batch_size=4, epochs=None, budget_samples=123), dataset)[0]
+    assert (partly.updates, partly.samples, partly.epochs_completed) == (30, 120, 2)
+    assert partly.curves["test_loss"][0] == by_epochs.curves["test_loss"][0]
+    assert partly.curves["test_loss"][1] != by_epochs.curves["test_loss"][1]
 
 
 def test_results_are_complete_and_in_the_packs_order():
@@ -149,22 +270,21 @@ def test_a_ruined_lane_leaves_the_others_unchanged_to_the_last_bit(normaliser):
     untouched = run(pack, dataset)
     pack_run = PackRun(pack, dataset)
     pack_run.step()
-    (trainer,) = pack_run.trainers
+    ((_, trainer),) = pack_run.blocks
+    assert isinstance(trainer, fused.FusedTrainer)
     with torch.inference_mode():
-        trainer.model.weights[0][0, 6 * 1 + 2, 3] = torch.nan  # lane 1, unit 2
-        trainer.model.weights[2][5, 0, 0] = torch.inf  # lane 5
+        trainer.model.weights[0][0, 6 * 1 + 2, 3] = torch.nan  # lane 1, unit 2; alone it makes no block smaller
     while not pack_run.finished:
         pack_run.step()
     results = pack_run.results()
-    for lane in (1, 5):
-        result = results[lane]
-        assert (result.state, result.reason) == (TrialState.DIVERGED, Reason.NON_FINITE_LOSS)
-        assert result.epochs_completed == 2
-        assert (result.updates, result.samples) == (50, 200)
-        for metric in METRICS:
-            assert result.curves[metric] == (untouched[lane].curves[metric][0], None)
-        assert result.chance_accuracy == 0.2
-    for lane in (0, 2, 3, 4):
+    result = results[1]
+    assert (result.state, result.reason) == (TrialState.DIVERGED, Reason.NON_FINITE_LOSS)
+    assert result.epochs_completed == 2
+    assert (result.updates, result.samples) == (50, 200)
+    for metric in METRICS:
+        assert result.curves[metric] == (untouched[1].curves[metric][0], None)
+    assert result.chance_accuracy == 0.2
+    for lane in (0, 2, 3, 4, 5):
         assert results[lane] == untouched[lane]
 
 
@@ -193,13 +313,13 @@ def test_order_depends_on_seed_and_epoch_alone(monkeypatch):
     """The samples each seed sees, read from the engine, whatever its place, normaliser and learning rates."""
     dataset = make_dataset()
     seen: list[np.ndarray] = []
-    original = train.EpochTrainer._train_chunk
+    original = fused.FusedTrainer.train
 
-    def spy(self, rows):
-        seen.append(rows.numpy().copy())
-        return original(self, rows)
+    def spy(self, orders, first_update):
+        seen.append(orders.numpy().copy())
+        return original(self, orders, first_update)
 
-    monkeypatch.setattr(train.EpochTrainer, "_train_chunk", spy)
+    monkeypatch.setattr(fused.FusedTrainer, "train", spy)
     for seeds, normaliser, rates in (
         ([9], "none", [0.1]),
         ([3, 9], "affine_like", [0.1, 0.2]),
@@ -222,7 +342,7 @@ def test_read_only_shared_arrays_are_used_in_place_and_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pack_run = PackRun(make_pack(), dataset)
-    assert pack_run.trainers[0]._inputs.data_ptr() == dataset.train.inputs.ctypes.data
+    assert pack_run._train[0].data_ptr() == dataset.train.inputs.ctypes.data
     before = dataset.train.inputs.copy()
     pack_run.step()
     np.testing.assert_array_equal(dataset.train.inputs, before)
@@ -230,7 +350,7 @@ def test_read_only_shared_arrays_are_used_in_place_and_without_a_warning():
 
 def test_packs_that_are_not_rectangular_or_too_large_are_refused():
     pack = make_pack()
-    with pytest.raises(ValueError, match="every seed with every learning rate"):
+    with pytest.raises(ValueError, match="every seed with every setting"):
         PackRun(replace(pack, trials=pack.trials[:-1]), make_dataset())
     with pytest.raises(ValueError, match="104 is larger than the 103"):
         PackRun(make_pack(batch_size=104), make_dataset())

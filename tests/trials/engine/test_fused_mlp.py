@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.trials.engine.plain import ACTIVATIONS, PlainNetwork
-from trials.engine.models import MLP, initial_parameters
+from trials.engine.fused_mlp import MLP, initial_parameters
 
 NORMALISERS = ("none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like")
 F64 = torch.float64

@@ -2,7 +2,7 @@
 
 A model holds N = G × L networks of one shape: G groups, one per seed, of L lanes that share the
 seed and so their batches. Lane g·L + l is lane l of group g. Each affine map is one matrix [W b]
-that multiplies the normalised, augmented input (see `normalisers`); samples stand in columns.
+that multiplies the normalised, augmented input (see `fused_normalisers`); samples stand in columns.
 
     weights[0]   [G, L·out, padded]   the lanes of a group side by side: one dense product per group
     weights[i]   [N, out, in + 1]     the later maps
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trials.engine.normalisers import make_normaliser
+from trials.engine.fused_normalisers import make_normaliser
 
 LEAKY_SLOPE = 0.01
 _ALIGNMENT = 16  # float32 values per cache line
@@ -144,7 +144,8 @@ class MLP:
         later = zip(self.weights[1:], self.normalisers[1:], self._saved, strict=True)
         for weight, normaliser, (z, h, u, scale) in reversed(list(later)):
             into_u = torch.bmm(weight.mT, gradient)
-            weight.baddbmm_(gradient, u.mT, alpha=-1)
+            weighed = gradient * scale if normaliser.weighs_samples else gradient
+            weight.baddbmm_(weighed, u.mT, alpha=-1)
             gradient = self._activation.backward(normaliser.backward(into_u, u, scale), z, h)
         return gradient.reshape(self.groups, -1, gradient.shape[-1])
 

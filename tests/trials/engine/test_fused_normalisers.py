@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trials.engine.normalisers import BatchNorm, Normaliser, make_normaliser
+from trials.engine.fused_normalisers import BatchNorm, Normaliser, make_normaliser
 
 NAMES = ("none", "batch_norm", "layer_norm", "rms_norm", "norm_like", "affine_like")
 F64 = torch.float64

@@ -8,6 +8,8 @@ Every arm can be written as one product, `z = [W b] · u(x)`, where u has one co
     rms_norm     u = (x / sqrt(mean_n(x²) + eps), 1)
     norm_like    u = (x / ‖x‖, 1)                             x = 0 gives (0, 1), with a zero gradient
     affine_like  u = (x, 1) / sqrt(‖x‖² + 1)                  that is, (W x + b) / sqrt(‖x‖² + 1)
+    norm_like_half   as norm_like; its step size is halved elsewhere (`trials.engine.optim`)
+    gradient_only    as none, and a sample's share of d[W b] is divided by ‖x‖² + 1
 
 So affine_like is norm_like of the input augmented by its constant 1, and no arm needs a bias of
 its own (arXiv 2512.22247, restated). After one step of plain gradient descent on one sample the
@@ -31,6 +33,9 @@ class Normaliser:
 
     separate_in_evaluation = False
     """Whether u differs between seeds in evaluation even where x does not (running statistics)."""
+
+    weighs_samples = False
+    """Whether a sample's share of the weights' gradient is to be multiplied by what `train` returned, [..., 1, B]."""
 
     def train(self, x: Tensor, out: Tensor) -> Tensor | None:
         """Write u(x) into `out`; returns what `backward` needs beside u.
@@ -158,6 +163,16 @@ class AffineLike(Normaliser):
         return torch.addcmul(_body(gradient), _body(u), along, value=-1).mul_(scale)
 
 
+class GradientOnly(Normaliser):
+    """The affine map as it is; only its weights' gradient is corrected for the length of each input."""
+
+    weighs_samples = True
+
+    def train(self, x: Tensor, out: Tensor) -> Tensor:
+        _body(out).copy_(x)
+        return x.square().sum(-2, keepdim=True).add_(1.0).reciprocal_()
+
+
 def make_normaliser(name: str, like: Tensor, leading: tuple[int, ...], features: int) -> Normaliser:
     """The normaliser called `name`, for one affine map with `features` inputs and lanes `leading`.
 
@@ -177,6 +192,8 @@ _STATELESS: dict[str, type[Normaliser]] = {
     "rms_norm": RMSNorm,
     "norm_like": NormLike,
     "affine_like": AffineLike,
+    "norm_like_half": NormLike,
+    "gradient_only": GradientOnly,
 }
 
 
