@@ -1,179 +1,207 @@
-"""The engine against a strong plain PyTorch loop: training throughput of one core, in samples × lanes per second.
+"""The engine against a plain PyTorch loop, `torch.func.vmap` and JAX: training throughput of one core.
 
-    OMP_NUM_THREADS=1 python benchmarks/engine.py [--lanes 8,16,32,64] [--json engine.json]
+    python -m benchmarks.engine [--widths 16] [--batches 8,32] [--lanes 4,16] [--rounds 5] [--clock cpu] [--json FILE]
 
-Both train an MLP 3072 → W → 10 (tanh, plain SGD, normaliser `none`) on the same synthetic data,
-resident in memory, for the same number of epochs, without evaluation. The plain loop is one
-`nn.Sequential` with `torch.optim.SGD`, batches taken by index, no DataLoader: what a careful
-user would write for one trial at a time. Rounds alternate between the two and the lane counts,
-so that a slow minute of the machine hits all alike; the figures are medians over rounds.
+All train an MLP 3072 → W → 10 (tanh, plain SGD) on the same resident data, from the same parameters
+on the same batches, without evaluation, on one core with one thread. Before a shape is timed each of
+them trains the same small pack, and where their losses differ no ratio is given. Rounds alternate
+between all of them, the machine's own matrix product among them, so that a slow minute hits all
+alike; figures are medians over rounds, in samples × lanes per second.
+
+The plain loop has one lane; the others are tried at several lane counts, four learning rates per
+seed, as studies have them. *Picked* is the lane count that the engine itself chooses in a study.
 """
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
 
-from trials.engine import Dataset, PackRun, Split
-from trials.engine.train import EpochTrainer
-from trials.records import Pack, TrialConfig
+from benchmarks import common
+from benchmarks.common import about, arguments, gemm_works, grid_pack, interleaved, median, one_core, table, write_json
+from benchmarks.contenders import Contender, Engine, PlainLoop, Vmap
+from trials.engine import Dataset
+from trials.engine.measure import choose_lanes_at_once
+from trials.records import Pack
 
-FEATURES, CLASSES, SAMPLES = 3072, 10, 2048
-CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
-WIDTHS, BATCH_SIZES = (16, 64), (8, 32, 128)
+WIDTHS, BATCH_SIZES, LANES, RATES = (16, 64, 128), (8, 32, 128, 512), (4, 8, 16, 32, 64), 4
+ROWS, UNIT = 8192, 512  # of the data set (100 MB, more than caches hold); samples of one call to a contender
+MOST_BYTES = 32 * 2**20  # of a pack's weights: beyond caches more lanes only cost time here
+TOLERANCE = 1e-3  # relative, of an epoch's mean loss: float32 sums in another order
 
-
-def dataset() -> Dataset:
-    generator = np.random.default_rng(0)
-
-    def split(count: int) -> Split:
-        return Split(
-            generator.standard_normal((count, FEATURES), dtype=np.float32),
-            generator.integers(0, CLASSES, count),
-        )
-
-    return Dataset(split(SAMPLES), split(16), split(16), CLASSES, "synthetic", (3, 32, 32))
+HEAD = (
+    *("arm", "W", "B", "plain loop /s", "engine, best (lanes) /s", "÷ plain", "÷ plain, picked (lanes)", "÷ plain, 1 lane"),
+    *("÷ vmap, same pack", "÷ JAX, same pack", "÷ JAX, best of each", "of the GEMM peak"),
+)
 
 
-def pack(width: int, batch_size: int, seeds: int, rates: int, normaliser: str) -> Pack:
-    trials = tuple(
-        TrialConfig(
-            dataset="digits",
-            path=None,
-            train_samples=None,
-            validation_fraction=0.15,
-            test_fraction=0.2,
-            split_seed=0,
-            model="mlp",
-            depth=1,
-            width=width,
-            activation="tanh",
-            normaliser=normaliser,
-            optimiser="sgd",
-            epochs=1_000_000,
-            last_batch="drop",
-            batch_size=batch_size,
-            learning_rate=0.001 * (1 + rate),
-            seed=seed,
-        )
-        for seed in range(seeds)
-        for rate in range(rates)
-    )
-    return Pack("benchmark", f"{seeds}x{rates}", trials)
+@dataclass
+class Cell:
+    """One shape: its speeds by contender and lanes (`engine 16`), and what follows from them."""
 
+    normaliser: str
+    width: int
+    batch_size: int
+    picked: int
+    largest_difference: float  # relative, of the contenders' losses from the engine's
+    peak: float  # FLOP/s
+    speeds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
 
-def plain_epoch(data: Dataset, width: int, batch_size: int, device: str) -> Callable[[int], None]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, CLASSES)).to(device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.001)
-    inputs = torch.from_numpy(data.train.inputs).to(device)
-    labels = torch.from_numpy(data.train.labels).to(device)
+    @property
+    def is_comparable(self) -> bool:
+        return self.largest_difference <= TOLERANCE
 
-    def run(epoch: int) -> None:
-        order = torch.from_numpy(np.random.default_rng([0, epoch]).permutation(SAMPLES)).to(device)
-        for rows in order.split(batch_size):
-            optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
-            optimiser.step()
-        _wait(device)
+    def best(self, name: str) -> int | None:
+        """The lane count at which a contender is fastest."""
+        counts = [int(key.split()[1]) for key in self.speeds if key.split()[0] == name]
+        return max(counts, key=lambda lanes: self.speeds[f"{name} {lanes}"], default=None)
 
-    return run
+    def figures(self) -> dict[str, float]:
+        """Ratios by name; none where the losses differ."""
+        if not self.is_comparable:
+            return {}
+        speeds, best = self.speeds, self.best("engine")
+        engine, plain = speeds[f"engine {best}"], speeds["plain 1"]
+        found = {
+            "best_over_plain": engine / plain,
+            "picked_over_plain": speeds[f"engine {self.picked}"] / plain,
+            "one_lane_over_plain": speeds["engine 1"] / plain,
+            "share_of_peak": engine * common.flops_per_sample(self.width) / self.peak,
+        }
+        for name in ("vmap", "jax"):
+            if (lanes := self.best(name)) is not None:
+                found[f"over_{name}_same_pack"] = speeds[f"engine {lanes}"] / speeds[f"{name} {lanes}"]
+                found[f"over_{name}_best"] = engine / speeds[f"{name} {lanes}"]
+        return found
 
+    def row(self) -> list[str]:
+        found, best = self.figures(), self.best("engine")
 
-def engine_epoch(trainer: EpochTrainer, device: str) -> Callable[[int], None]:
-    def run(epoch: int) -> None:
-        with torch.inference_mode():
-            trainer.train_epoch(epoch)
-        _wait(device)
+        def ratio(name: str, form: str = ".1f") -> str:
+            return format(found[name], form) if name in found else "–"
 
-    return run
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def measure(
-    runs: dict[str, tuple[int, Callable[[int], None]]], rounds: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Median samples × lanes per second of each run; the first round of each warms up and does not count."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for epoch in range(rounds + 1):
-        for name, (_, run) in runs.items():
-            start = clock()
-            run(epoch)
-            times[name].append(clock() - start)
-    return {name: SAMPLES * lanes / statistics.median(times[name][1:]) for name, (lanes, _) in runs.items()}
-
-
-def layouts(lanes: int) -> list[tuple[int, int]]:
-    """(seeds, learning rates) of a lane count: all lanes on one seed, and four learning rates per seed."""
-    return list(dict.fromkeys([(1, lanes), (max(1, lanes // 4), min(lanes, 4))]))
+        return [
+            *(self.normaliser, str(self.width), str(self.batch_size), f"{self.speeds['plain 1']:,.0f}"),
+            f"{self.speeds[f'engine {best}']:,.0f} ({best})",
+            ratio("best_over_plain"),
+            f"{ratio('picked_over_plain')} ({self.picked})",
+            ratio("one_lane_over_plain", ".2f"),
+            *(ratio("over_vmap_same_pack"), ratio("over_jax_same_pack", ".2f"), ratio("over_jax_best", ".2f")),
+            ratio("share_of_peak", ".0%") if self.is_comparable else f"losses differ by {self.largest_difference:.1e}",
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", default="8,16,32,64", help="lane counts to try; the table shows the best")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of one epoch each")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: where other processes want the core too")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--normaliser", default="none")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = arguments(__doc__)
+    parser.add_argument("--widths", type=_numbers, default=WIDTHS)
+    parser.add_argument("--batches", type=_numbers, default=BATCH_SIZES)
+    parser.add_argument("--lanes", type=_numbers, default=LANES)
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds; warm-up comes on top")
+    parser.add_argument("--seconds", type=float, default=0.15, help="about how long each contender's turn is")
+    parser.add_argument("--clock", choices=common.CLOCKS, default="wall", help="cpu: where others want the core too")
+    parser.add_argument("--no-jax", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    lane_counts = [int(text) for text in options.lanes.split(",")]
-    data = dataset()
-    cells: list[dict[str, Any]] = []
-    print("| W | B | plain loop /s | 1 lane: ratio | best of S seeds × 4: /s | ratio | best of 1 seed: /s | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    for width in WIDTHS:
-        for batch_size in BATCH_SIZES:
-            runs = {"plain": (1, plain_epoch(data, width, batch_size, options.device))}
-            grids = dict.fromkeys([(1, 1), *(grid for lanes in lane_counts for grid in layouts(lanes))])
-            for seeds, rates in grids:
-                the_pack = pack(width, batch_size, seeds, rates, options.normaliser)
-                (trainer,) = PackRun(the_pack, data, options.device).trainers
-                runs[f"{seeds}x{rates}"] = (seeds * rates, engine_epoch(trainer, options.device))
-            speeds = measure(runs, options.rounds, CLOCKS[options.clock])
-            cells.append({"width": width, "batch_size": batch_size, "samples_per_second": speeds})
-            plain = speeds["plain"]
-            mixed = max((f"{s}x{r}" for s, r in grids if s > 1 or s * r == 1), key=speeds.__getitem__)
-            single = max((f"{s}x{r}" for s, r in grids if s == 1), key=speeds.__getitem__)
-            row = [
-                *(width, batch_size, f"{plain:,.0f}", f"{speeds['1x1'] / plain:.2f}"),
-                *(f"{mixed}: {speeds[mixed]:,.0f}", f"{speeds[mixed] / plain:.1f}"),
-                *(f"{single}: {speeds[single]:,.0f}", f"{speeds[single] / plain:.1f}"),
-            ]
-            print("|", " | ".join(map(str, row)), "|", flush=True)
-    about = {
-        "rounds": options.rounds,
-        "warm_up_rounds": 1,
-        "clock": options.clock,
-        "samples_per_round": SAMPLES,
-        "features": FEATURES,
-        "normaliser": options.normaliser,
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
+    core = one_core()
+    context = about(clock=options.clock, rounds=options.rounds, pinned_to_core=core, threads=1)
+    makers: dict[str, Any] = {"vmap": Vmap}
+    if not options.no_jax:
+        try:
+            from benchmarks.jax_lanes import JaxLanes  # after the pinning: it makes its threads here
+
+            makers["jax"] = JaxLanes
+        except ImportError as error:
+            print(f"JAX is left out ({error}); `pip install -e '.[bench]'` has it.", file=sys.stderr)
+    data = common.random_dataset(ROWS)
+    shapes = [(normaliser, w, b) for normaliser, w in _arms(options.widths) for b in options.batches]
+    cells = []
+    for normaliser, width, batch_size in shapes:
+        cell = measure(normaliser, width, batch_size, data, makers, options)
+        cells.append(cell)
+        print("|", " | ".join(cell.row()), "|", file=sys.stderr, flush=True)
+    markdown = table(HEAD, [cell.row() for cell in cells])
+    print(markdown)
+    found = [{**vars(cell), "figures": cell.figures()} for cell in cells]
+    write_json(options.json, {"about": context, "warm_up": "two turns of each", "cells": found, "markdown": markdown})
+
+
+def measure(normaliser: str, width: int, batch_size: int, data: Dataset, makers: dict[str, Any], options: Any) -> Cell:
+    """Check, warm up and time one shape."""
+    shape = {"normaliser": normaliser, "width": width, "batch_size": batch_size}
+    counts = [n for n in options.lanes if n * width * common.FEATURES * 4 <= MOST_BYTES] or [min(options.lanes)]
+    picked = choose_lanes_at_once(_pack(max(counts), shape), data)
+    cell = Cell(normaliser, width, batch_size, picked, _difference(data, makers, shape), 0.0)
+    contenders: dict[str, Contender] = {"plain 1": PlainLoop(_pack(1, shape), data)}
+    for lanes in sorted({1, picked, *counts}):
+        contenders[f"engine {lanes}"] = Engine(_pack(lanes, shape), data)
+    for name, make in makers.items():
+        for lanes in _few(counts):
+            contenders[f"{name} {lanes}"] = make(_pack(lanes, shape), data)
+    calls = {name: _calls(contender, _lanes(name), options.seconds) for name, contender in contenders.items()}
+    products = gemm_works(options.seconds / 3)
+    works: dict[str, common.Work] = {
+        name: (lambda c=contender, n=calls[name], s=_seeds(_lanes(name)): [c.train(_orders(s)) for _ in range(n)])
+        for name, contender in contenders.items()
     }
-    print(f"\n{about}")
-    if options.json:
-        options.json.write_text(json.dumps({**about, "cells": cells}, indent=2) + "\n")
+    works |= {name: work for name, (_, work) in products.items()}
+    cell.seconds = interleaved(works, options.rounds, common.CLOCKS[options.clock])
+    cell.speeds = {name: calls[name] * UNIT * _lanes(name) / median(cell.seconds[name]) for name in contenders}
+    cell.peak = max(operations / median(cell.seconds[name]) for name, (operations, _) in products.items())
+    return cell
+
+
+def _difference(data: Dataset, makers: dict[str, Any], shape: dict[str, Any]) -> float:
+    """Largest relative difference of anyone's mean losses from the engine's, over some training of 2 seeds × 2 rates."""
+    pack = grid_pack(2, 2, 1, **shape)
+    orders = np.stack([np.random.default_rng([seed, 0]).permutation(ROWS)[: 2 * UNIT] for seed in pack.seeds])
+    expected = Engine(pack, data).train(orders)
+    found = [make(pack, data).train(orders) for make in (PlainLoop, *makers.values())]
+    return float(max(np.max(np.abs(losses / expected - 1)) for losses in found))
+
+
+def _calls(contender: Contender, lanes: int, seconds: float) -> int:
+    """Warm up, and how many calls take about `seconds`."""
+    clock, orders = common.CLOCKS["cpu"], _orders(_seeds(lanes))
+    contender.train(orders)
+    started = clock()
+    contender.train(orders)
+    return max(1, round(seconds / (clock() - started)))
+
+
+_generator = np.random.default_rng(0)
+
+
+def _orders(seeds: int) -> np.ndarray:
+    """Other rows at every call, so that none stays in a cache from the last."""
+    return _generator.integers(0, ROWS, (seeds, UNIT))
+
+
+def _pack(lanes: int, shape: dict[str, Any]) -> Pack:
+    # Epochs without end: a pack that would be over soon is not measured by `choose_lanes_at_once`.
+    return grid_pack(_seeds(lanes), min(lanes, RATES), 10_000, **shape)
+
+
+def _seeds(lanes: int) -> int:
+    return max(1, lanes // RATES)
+
+
+def _lanes(name: str) -> int:
+    return int(name.split()[1])
+
+
+def _few(counts: Sequence[int]) -> list[int]:
+    """The smallest, a middle one and the largest: the others' best is seldom between, and compiling takes its time."""
+    return sorted({counts[0], counts[len(counts) // 2], counts[-1]})
+
+
+def _arms(widths: Sequence[int]) -> list[tuple[str, int]]:
+    return [("none", width) for width in widths] + [("affine_like", width) for width in widths if width == 16]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 if __name__ == "__main__":

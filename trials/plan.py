@@ -25,6 +25,7 @@ MAX_TRIAL_BYTES = 8 * 2**30
 """A trial that needs more by itself is refused: on most nodes it would take other studies down with it."""
 
 _FLOPS_PER_SECOND = 8.0e10  # one core of a 2024 server, lanes together
+_CONVOLUTION_FLOPS_PER_SECOND = 3.0e10  # grouped convolutions of few channels, as measured on `patchnorm-small`
 _SECONDS_PER_STEP = 1.2e-4  # Python and dispatch per optimiser step of a pack, whatever its lanes
 _SECONDS_PER_MAP = 2.0e-4  # the same, per affine map, of what autograd and the optimiser add on the general path
 _SECONDS_PER_PACK = 0.3  # Tune's share and the shard
@@ -267,7 +268,8 @@ def estimate(packs: Sequence[Pack], facts: DataFacts) -> Cost:
         training = 2 * sizes.training * steps * config.batch_size * lanes
         evaluation = 2 * sizes.evaluation * (facts.validation + facts.test) * epochs * lanes
         per_step = _SECONDS_PER_STEP + (0.0 if _is_plain(config) else _SECONDS_PER_MAP * sizes.maps)
-        seconds += steps * per_step + (training + evaluation) / _FLOPS_PER_SECOND + _SECONDS_PER_PACK
+        speed = _CONVOLUTION_FLOPS_PER_SECOND if config.model == "cnn" else _FLOPS_PER_SECOND
+        seconds += steps * per_step + (training + evaluation) / speed + _SECONDS_PER_PACK
     return Cost(samples, updates, round(seconds, 1))
 
 

@@ -129,6 +129,40 @@ def test_mlflow_has_one_run_per_trial_with_the_same_numbers(client: Client, undi
     assert parent.info.status == "FINISHED"
 
 
+def test_convolutions_other_optimisers_and_probes(client: Client, urls: dict[str, str]):
+    changes: dict[str, Any] = {
+        "model": {"kind": "cnn", "channels": [4], "activation": "relu"},
+        "training": {"budget": {"updates": 60}, "schedule": {"kind": "cosine"}},
+        "space.normaliser": ["none", "patch_norm"],
+        "space.batch_size": [16, 64],
+        "space.learning_rate": [0.01],
+        "space.optimiser": ["momentum", "adamw"],
+        "space.weight_decay": [0.0, 0.01],
+        "probes": {"every": 1, "samples": 64},
+        "hypotheses": [{"arms": ["patch_norm"], "direction": "flat"}],
+    }
+    study_id = submit(client, name="convolutions", **changes)
+    assert finish(client, study_id)["state"] == "COMPLETED"
+    rows = results(client, study_id).to_pylist()
+    assert len(rows) == 2 * 2 * 2 * 2 * 2
+    assert {(row["state"], row["updates"], row["channels"]) for row in rows} == {("succeeded", 60, "4")}
+    for row in rows:
+        assert row["probe_updates"][0] == 0
+        assert row["probe_updates"][-1] == 60
+        assert [len(maps) for maps in row["probe_alignment"]] == [2] * len(row["probe_updates"])
+    assert max(row["test_accuracy"] for row in rows) > 0.3
+    assert "patch_norm" in client.report(study_id).decode()
+    deadline = time.monotonic() + 60
+    while client.get(study_id)["tracking"] != "current":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    mlflow = MlflowClient(tracking_uri=urls["mlflow"])
+    experiment = mlflow.get_experiment_by_name(f"convolutions ({study_id})")
+    assert experiment is not None
+    run, *_ = mlflow.search_runs([experiment.experiment_id], "params.optimiser = 'adamw'")
+    assert "probe_interference.1" in run.data.metrics
+
+
 def test_ray_job_is_named_after_study_and_attempt(client: Client, undisturbed: str, urls: dict[str, str]):
     jobs = httpx.get(f"{urls['ray']}/api/jobs/").json()
     assert [j["status"] for j in jobs if j["submission_id"] == f"undisturbed-{undisturbed}-a1"] == ["SUCCEEDED"]

@@ -144,7 +144,7 @@ class MLP:
         later = zip(self.weights[1:], self.normalisers[1:], self._saved, strict=True)
         for weight, normaliser, (z, h, u, scale) in reversed(list(later)):
             into_u = torch.bmm(weight.mT, gradient)
-            weighed = gradient * scale if normaliser.weighs_samples else gradient
+            weighed = gradient * scale if normaliser.weighs_samples and scale is not None else gradient
             weight.baddbmm_(weighed, u.mT, alpha=-1)
             gradient = self._activation.backward(normaliser.backward(into_u, u, scale), z, h)
         return gradient.reshape(self.groups, -1, gradient.shape[-1])

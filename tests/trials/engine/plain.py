@@ -77,7 +77,7 @@ def plain_training(
         m: [] for m in ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
     }
     steps = len(train[1]) // config.batch_size
-    for epoch in range(config.epochs):
+    for epoch in range(config.epochs or 0):
         order = np.random.default_rng([config.seed, epoch]).permutation(len(train[1]))
         network.train()
         losses = []

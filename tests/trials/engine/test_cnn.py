@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.trials.engine.plain import ACTIVATIONS, make_pack
-from trials.engine.cnn import CNN, DENSE_COUNTERPARTS
+from trials.engine.cnn import CNN
 from trials.engine.convolutions import NORMALISERS, POST_NORMALISERS
 from trials.engine.networks import LaneNetwork, make_network
 from trials.records import TrialConfig
@@ -19,6 +19,12 @@ SHAPE, CLASSES = (2, 7, 6), 3
 GROUPS, SLOTS, BATCH = 2, 2, 3
 LANES = GROUPS * SLOTS
 PATCH_NORMS = ("patch_norm", "patch_norm_affine")
+DENSE_COUNTERPARTS = {
+    "patch_norm": "norm_like",
+    "patch_norm_affine": "affine_like",
+    "group_norm": "layer_norm",
+    "instance_norm": "layer_norm",
+}
 VARIANTS = [(name, "pre", gain) for name in NORMALISERS for gain in (False, True)]
 VARIANTS += [(name, "post", gain) for name in POST_NORMALISERS for gain in (False, True)]
 GEOMETRIES = [

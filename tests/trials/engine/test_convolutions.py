@@ -204,6 +204,24 @@ def test_zero_patches_are_finite_and_leave_the_others_their_gradients(name: str,
     assert alone.eq(0).all()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-18, 1e-13, 1e-6, 1.0, 1e12])
+def test_the_gradient_of_a_patch_norm_goes_with_one_over_the_length_however_short(size: float):
+    x, weight, bias, into_z = draw((1, 2, 4, 4), (3, 2, 3, 3), (3,), (1, 3, 4, 4))
+    short, kernels = (size * x).float().requires_grad_(), weight.float().requires_grad_()
+    expected = patch_norm(x.requires_grad_(), weight.requires_grad_(), bias, padding=1)
+    wanted = torch.autograd.grad(expected, [x, weight], into_z)
+    z = patch_norm(short, kernels, bias.float(), padding=1)
+    into_x, into_weight = torch.autograd.grad(z, [short, kernels], into_z.float())
+    if size < 1e-19:  # in float32 the squares are as good as nothing
+        assert torch.equal(z, bias.float()[:, None, None].expand(z.shape))
+        assert not into_x.any()
+        assert not into_weight.any()
+        return
+    torch.testing.assert_close(z.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(into_weight.double(), wanted[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(into_x.double() * size, wanted[0], rtol=1e-4, atol=1e-5)
+
+
 CLASSICAL = {
     "none": nn.Identity(),
     "layer_norm": nn.LayerNorm([6, 3, 4], elementwise_affine=False, dtype=F64),
