@@ -150,11 +150,12 @@ def normalise(name: str, x: Tensor, *, eps: float = EPSILON) -> Tensor:
 
 
 def groups_of(channels: int) -> int:
-    """Groups of group_norm: the largest divisor of `channels` that is not above 4. Ours: the paper has no group norm.
+    """Groups of group_norm: the most, up to 4, that are equal and have two channels or more; else one group.
 
-    Four, as images here have few channels; the usual 32 would leave one channel or none to a group.
+    Ours: the paper has no group norm. Four, as images here have few channels; the usual 32 would leave one
+    channel to a group, and groups of one channel are instance norm.
     """
-    return max(groups for groups in range(1, MOST_GROUPS + 1) if channels % groups == 0)
+    return max(n for n in range(1, MOST_GROUPS + 1) if n == 1 or (channels % n == 0 and channels // n >= 2))
 
 
 def batch_norm(

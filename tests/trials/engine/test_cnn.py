@@ -47,7 +47,7 @@ def image_norm(name: str, shape: tuple[int, int, int], gain: bool) -> nn.Module:
     made = {
         "batch_norm": lambda: nn.BatchNorm2d(channels, affine=gain, dtype=F64),
         "layer_norm": lambda: nn.GroupNorm(1, channels, affine=gain, dtype=F64),
-        "group_norm": lambda: nn.GroupNorm({2: 2, 4: 4, 6: 3}[channels], channels, affine=gain, dtype=F64),
+        "group_norm": lambda: nn.GroupNorm({1: 1, 2: 1, 3: 1, 4: 2, 6: 3}[channels], channels, affine=gain, dtype=F64),
         "instance_norm": lambda: nn.InstanceNorm2d(channels, affine=gain, dtype=F64),
     }
     return made.get(name, nn.Identity)()

@@ -247,8 +247,8 @@ def test_other_names_are_refused():
             normalise(name, torch.zeros(1, 1, 2, 2))
 
 
-def test_group_norm_has_at_most_four_groups_of_equal_size():
-    assert [groups_of(channels) for channels in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)] == [1, 2, 3, 4, 1, 3, 1, 4, 3, 4]
+def test_group_norm_has_at_most_four_groups_of_equal_size_and_two_channels():
+    assert [groups_of(channels) for channels in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)] == [1, 1, 1, 2, 1, 3, 1, 4, 3, 4]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
