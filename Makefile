@@ -28,8 +28,8 @@ format: .venv/.dev ## put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/.dev ## measure speed against the ratios to reach
-	$(BIN)/python -m benchmarks.engine $(ARGS)
+bench: .venv/.bench ## measure speed against the ratios to reach, in some ten minutes (ARGS=--deep for longer)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lock: .venv/.dev ## write the installed versions to requirements.lock
 	$(BIN)/python -m pip freeze --exclude-editable > requirements.lock
@@ -52,3 +52,7 @@ clean: ## remove caches and build products; .venv and studies stay
 .venv/.dev: pyproject.toml $(LOCK) | .venv/bin/python
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.runtime
+
+.venv/.bench: .venv/.dev
+	$(PIP) -e '.[dev,bench]'
+	@touch $@

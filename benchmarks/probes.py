@@ -2,27 +2,31 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.probes [--rounds 3]
 
-CPU time of this process for `every` epochs of training with one probe among them against the same
-without, in turns, on CIFAR-shaped input; medians over rounds.
+CPU time of this process for one probe of all lanes, against that of `EVERY` epochs of training (with their
+evaluations), in turns, on CIFAR-shaped input; medians over rounds, and the range of the rounds' own shares.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from trials.engine import Dataset, PackRun, Split
+from trials.engine.lanes import Lanes
+from trials.engine.networks import make_network
+from trials.engine.probes import probe
 from trials.records import Pack, TrialConfig
 
-EVERY, SAMPLES, TRAIN, FEATURES = 5, 256, 10_000, 3072
+EVERY, SAMPLES, TRAIN, FEATURES, CLASSES = 5, 256, 10_000, 3072, 10
 SHAPES = [("none", 4), ("none", 8), ("affine_like", 32), ("batch_norm", 128)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
@@ -30,20 +34,42 @@ def main() -> None:
     print(f"a probe of {SAMPLES} samples every {EVERY} epochs of {TRAIN}, W = 32, 20 lanes, {rounds} rounds")
     for normaliser, batch_size in SHAPES:
         pack = _pack(normaliser, batch_size)
-        runs = [PackRun(pack, dataset), PackRun(_probed(pack), dataset)]
-        for run in runs:
-            run.step()  # warm-up; the probed run's first probe is in it
-        plain, probed = [], []
+        run = PackRun(pack, dataset)
+        probing = _probing(run, dataset)
+        run.step()
+        probing()  # warm-up
+        epochs, probes = [], []
         for _ in range(rounds):
-            plain.append(sum(_seconds(runs[0]) for _ in range(EVERY)))
-            probed.append(sum(_seconds(runs[1]) for _ in range(EVERY)))  # one probe falls into any five epochs
-        share = statistics.median(probed) / statistics.median(plain) - 1
-        print(f"{normaliser:12} B = {batch_size:<4} {statistics.median(plain):6.2f} s, with a probe {share:+.1%}")
+            probes.append(_seconds(probing))
+            epochs.append(EVERY * statistics.mean(_seconds(run.step) for _ in range(2)))
+        shares = [one / other for one, other in zip(probes, epochs, strict=True)]
+        print(
+            f"{normaliser:12} B = {batch_size:<4} {EVERY} epochs {statistics.median(epochs):6.2f} s, "
+            f"a probe {statistics.median(probes) * 1000:4.0f} ms: {statistics.median(shares):.1%} "
+            f"({min(shares):.1%} to {max(shares):.1%})"
+        )
 
 
-def _seconds(run: PackRun) -> float:
+def _probing(run: PackRun, dataset: Dataset) -> Callable[[], object]:
+    """A probe of what the run's lanes now are, as the run itself would take it."""
+    config = replace(run.pack.config, probe_every=EVERY, probe_samples=SAMPLES)  # the timed run itself has none
+    network = make_network(config, dataset.shape, dataset.classes)
+    ((_, trainer),) = run.blocks
+    sizes = torch.tensor([trial.step_size for trial in run.pack.trials], dtype=torch.float64)
+    sizes = sizes.view(len(run.pack.seeds), -1)
+    lanes = Lanes(run.pack.seeds, sizes, torch.zeros_like(sizes))
+    train = torch.from_numpy(dataset.train.inputs), torch.from_numpy(dataset.train.labels)
+
+    def probing() -> None:
+        values = probe(network, config, lanes, trainer.state(), train, run.epoch * run.steps, run.updates)
+        assert all(value.shape == (trainer.lanes, 2) for value in values.values())
+
+    return probing
+
+
+def _seconds(work: Callable[[], object]) -> float:
     started = time.process_time()
-    run.step()
+    work()
     return time.process_time() - started
 
 
@@ -52,9 +78,9 @@ def _dataset() -> Dataset:
 
     def split(count: int) -> Split:
         inputs = generator.standard_normal((count, FEATURES), np.float32)
-        return Split(inputs, generator.integers(0, 10, count))
+        return Split(inputs, generator.integers(0, CLASSES, count))
 
-    return Dataset(split(TRAIN), split(1000), split(1000), 10, "random", (3, 32, 32))
+    return Dataset(split(TRAIN), split(1000), split(1000), CLASSES, "random", (3, 32, 32))
 
 
 def _pack(normaliser: str, batch_size: int) -> Pack:
@@ -82,10 +108,6 @@ def _pack(normaliser: str, batch_size: int) -> Pack:
         for rate in (0.0001, 0.0003, 0.001, 0.003)
     )
     return Pack("0" * 16, "benchmark", trials)
-
-
-def _probed(pack: Pack) -> Pack:
-    return replace(pack, trials=tuple(replace(t, probe_every=EVERY, probe_samples=SAMPLES) for t in pack.trials))
 
 
 if __name__ == "__main__":

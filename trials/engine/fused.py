@@ -34,6 +34,7 @@ from trials.engine.graphs import Captured
 from trials.engine.lanes import Lanes
 from trials.engine.networks import make_network, rate_factor
 from trials.engine.optim import Schedule
+from trials.engine.products import product, subtract_product
 from trials.records import TrialConfig
 
 _EVALUATION_VALUES = 2**20  # float32 values of one layer's output in evaluation: about a core's cache
@@ -190,7 +191,7 @@ class FusedTrainer:
         targets = self._lanes(self._one_hot[labels].mT)
 
         weight, steps_taken = model.weights[0], room.steps_taken
-        outputs = torch.bmm(weight, inputs.mT, out=room.outputs)
+        outputs = product(weight, inputs, room.outputs)
         products = torch.bmm(inputs, inputs.mT, out=room.products) if samples > batch else room.products
         all_logits = []
         for step, start in enumerate(range(0, samples, batch)):
@@ -204,7 +205,7 @@ class FusedTrainer:
             gradient = torch.softmax(logits, 1).sub_(targets[:, :, start:stop]).mul_(rates)
             gradient = model.train_backward(gradient)
             steps_taken[:, :, start:stop] = gradient if weighing is None else gradient * weighing[:, :, start:stop]
-        weight.baddbmm_(steps_taken, inputs, alpha=-1)
+        subtract_product(weight, steps_taken, inputs)
         return _losses(torch.cat(all_logits, -1), self._lanes(labels[:, None])).sum(-1, dtype=torch.float64)
 
     def _room(self, samples: int) -> _Room:

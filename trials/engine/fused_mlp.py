@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trials.engine.fused_normalisers import make_normaliser
+from trials.engine.products import product
 
 LEAKY_SLOPE = 0.01
 _ALIGNMENT = 16  # float32 values per cache line
@@ -154,7 +155,7 @@ class MLP:
         first = self.normalisers[0]
         buffer = self.input_buffer(*([self.groups] if first.separate_in_evaluation else []), len(rows))
         first.evaluate(rows.mT, self.augmented(buffer))
-        z = (self.weights[0] @ buffer.mT).view(self.lanes, -1, len(rows))
+        z = product(self.weights[0], buffer).view(self.lanes, -1, len(rows))
         for weight, normaliser in zip(self.weights[1:], self.normalisers[1:], strict=True):
             u = z.new_ones(self.lanes, weight.shape[-1], len(rows))
             normaliser.evaluate(self._activation.forward(z), u)

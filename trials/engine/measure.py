@@ -1,9 +1,9 @@
 """How many lanes at once: measured, not guessed, as it hangs on caches, memory and launches.
 
 On a CPU small batches are bound by memory traffic on the first map's weights, so the best number
-is the one whose weights stay in cache; on a GPU it is as many as fit. Should a library round
-differently for other numbers of lanes (here none was seen to), the caller keeps the answer with
-the study, so that a resumed study trains as it began.
+is the one whose weights stay in cache; on a GPU it is as many as fit. Libraries may round
+differently for other numbers of lanes, so the caller keeps the answer with the study: a resumed
+study trains as it began.
 """
 
 import time
@@ -26,7 +26,7 @@ def choose_lanes_at_once(pack: Pack, dataset: Dataset, device: torch.device | st
     """The number of lanes of `pack` to train side by side: all, a half, a quarter … of them.
 
     Trains some steps of each candidate on networks that are thrown away. Where memory does not
-    suffice for a candidate, the next smaller one is tried. A lane's numbers do not depend on the answer.
+    suffice for a candidate, the next smaller one is tried.
     """
     lanes = len(pack.trials)
     if lanes == 1:

@@ -7,7 +7,8 @@ token), gradient descent with step size η changes the outputs by
     Δz_i = −η Σ_j w_j G_j (u_j·u_i + c_j c_i)
 
 where c is what multiplies the bias (1; for affine_like and patch_norm_affine 1/sqrt(‖x‖² + 1)) and w
-is 1, for gradient_only 1/(‖x‖² + 1). The ideal is −η G_i. Everything is layer by layer: what a step
+is 1, for gradient_only 1/(‖x‖² + 1). A gain γ per output multiplies u_j·u_i by γ² (and, where it scales
+the bias, c_j c_i); one per input is in u. The ideal is −η G_i. Everything is layer by layer: what a step
 changes in the maps before is not counted. A probe measures, of each map of each lane, over its rows:
 
     divergence_mean, divergence_sd   of ‖x‖² + 1, the affine divergence
@@ -20,9 +21,12 @@ changes in the maps before is not counted. A probe measures, of each map of each
     input_directions                 (tr M)²/tr(M²), M = Σ u uᵀ / rows
 
 Each is the mean over a few fixed batches of the training split, the same for every trial of a study,
-of the trial's own batch size. The training is not touched: a probe works on copies.
+of the trial's own batch size. A batch whose G is all zero (every unit dead or saturated) says nothing of
+alignment, update gain and interference and is left out of those. The training is not touched: a probe
+works on copies.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,17 +35,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trials.engine.cnn import DENSE_COUNTERPARTS
 from trials.engine.lanes import Lanes
 from trials.engine.networks import LaneNetwork
 from trials.engine.optim import Optimiser, Schedule
 from trials.records import PROBES, TrialConfig
 
 MOST_BATCHES = 16  # of small batches, so that a probe stays cheap
-_MOST_ROWS = 512  # of the patches or tokens of a batch, evenly chosen
+_MOST_ROWS = 512  # of the patches or tokens of a batch
+_MOST_VALUES = 2**26  # of what lanes record at once: patches are many times the images they are cut from
 _DRAW = 3  # of `default_rng([split_seed, k])`: 0 and 1 draw the splits, 2 the synthetic data set
 
-_OUTPUT_SCALED = ("affine_like", "patch_norm", "patch_norm_affine")  # their gain is a factor of outputs
-_BIAS_SCALED = ("affine_like", "patch_norm_affine")
+_OF_GRADIENT = ("alignment", "update_gain", "interference")
+
+_OUTPUT_SCALED = ("affine_like", "patch_norm", "patch_norm_affine")  # their gain is a factor of W's rows
+_BIAS_SCALED = ("affine_like", "patch_norm_affine")  # and of b, which they divide as they do W x
 
 
 def probe_rows(config: TrialConfig, samples: int) -> np.ndarray:
@@ -58,6 +66,13 @@ class _Row(NamedTuple):
     x: Tensor
     u: Tensor
     z: Tensor
+
+
+class _Scales(NamedTuple):
+    """What multiplies an output's row of W, and its b, [N, 1, out]."""
+
+    weight: Tensor
+    bias: Tensor
 
 
 def probe(
@@ -86,23 +101,64 @@ def probe(
     """
     inputs, labels = train
     factor = Schedule(config).factor(min(update, updates - 1), updates)
-    block = _Block(network, config, lanes, factor, state)
-    sums: dict[str, Tensor] = {}
     rows = torch.from_numpy(probe_rows(config, len(labels))).to(labels.device)
-    for batch in rows:
-        for name, value in _probe_batch(block, inputs[batch][None], labels[batch]).items():
-            sums[name] = sums[name] + value if name in sums else value
-    return {name: sums[name] / len(rows) for name in PROBES}
+    names, lanes_in_all = list(network.initial(0)), lanes.step_sizes.numel()
+    at_once = max(1, _MOST_VALUES // max(1, _values_per_lane(network, config.batch_size)))
+    slices = []
+    for start in range(0, lanes_in_all, at_once):
+        some = slice(start, start + at_once)
+        block = _Block(network, config, _some(lanes, some), factor, {name: v[some] for name, v in state.items()}, names)
+        batches = [_probe_batch(block, inputs[batch][None], labels[batch]) for batch in rows]
+        slices.append(_mean({name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}))
+    return {name: torch.cat([one[name] for one in slices]) for name in PROBES}
+
+
+def _some(lanes: Lanes, some: slice) -> Lanes:
+    """Step sizes and weight decays of some lanes, as if they were of one seed: a probe has one batch for all."""
+    return Lanes(lanes.seeds[:1], lanes.step_sizes.reshape(1, -1)[:, some], lanes.weight_decays.reshape(1, -1)[:, some])
+
+
+def _mean(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Over batches, the first axis; what is of the gradient over those that have one, NaN where none has."""
+    has_gradient = values["has_gradient"]
+    means = {name: values[name].mean(0) for name in PROBES if name not in _OF_GRADIENT}
+    for name in _OF_GRADIENT:
+        means[name] = values[name].where(has_gradient, 0).sum(0) / has_gradient.sum(0)
+    return means
+
+
+def _values_per_lane(network: LaneNetwork, batch_size: int) -> int:
+    """How many values a lane has of its own in a record of one batch; found without computing any."""
+    own = 0
+
+    def record(name: str, x: Tensor, u: Tensor, z: Tensor) -> None:
+        nonlocal own
+        own += sum(value[0].numel() for value in (x, u, z) if len(value) == 2)
+
+    with torch.no_grad():
+        parameters, buffers = (
+            {name: value.new_empty(2, *value.shape, device="meta") for name, value in one.items()}
+            for one in (network.initial(0), network.buffers())
+        )
+        inputs = torch.empty(1, batch_size, math.prod(network.shape), device="meta")
+        network.forward(parameters, buffers, inputs, training=True, record=record)
+    return own
 
 
 class _Block:
     """The lanes to be probed, as they are; nothing in here is changed."""
 
     def __init__(
-        self, network: LaneNetwork, config: TrialConfig, lanes: Lanes, factor: float, state: Mapping[str, Tensor]
+        self,
+        network: LaneNetwork,
+        config: TrialConfig,
+        lanes: Lanes,
+        factor: float,
+        state: Mapping[str, Tensor],
+        names: list[str],
     ):
         self.network, self.config, self.lanes, self.factor, self.state = network, config, lanes, factor, state
-        self.names = list(network.initial(0))
+        self.names = names
         self.parameters = {name: state[name].detach().requires_grad_() for name in self.names}
         device = self.parameters[self.names[0]].device
         self.rates = lanes.step_sizes.flatten().to(device) * factor
@@ -145,13 +201,21 @@ def _probe_batch(block: _Block, inputs: Tensor, labels: Tensor) -> dict[str, Ten
             for (name, row), gradient in zip(recorded.items(), found, strict=False)
         ]
         lanes = len(block.rates)
-        return {name: torch.stack([column[name].expand(lanes) for column in columns], dim=1) for name in PROBES}
+        return {name: torch.stack([column[name].expand(lanes) for column in columns], dim=1) for name in columns[0]}
 
 
 def _thinned(row: _Row, gradient: Tensor) -> tuple[_Row, Tensor]:
-    """Some of many rows, and the same rows of dL/dz."""
-    stride = -(-row.z.shape[1] // _MOST_ROWS)
-    return _Row(*(value.detach()[:, ::stride] for value in row)), gradient[:, ::stride]
+    """Some of many rows, and the same rows of dL/dz.
+
+    Drawn, the same at every probe, and not every k-th: in step with the image's width, those would be all
+    of the same few columns.
+    """
+    count = row.z.shape[1]
+    if count <= _MOST_ROWS:
+        return _Row(*(value.detach() for value in row)), gradient
+    chosen = np.sort(np.random.default_rng(count).choice(count, _MOST_ROWS, replace=False))
+    rows = torch.from_numpy(chosen).to(gradient.device)
+    return _Row(*(value.detach()[:, rows] for value in row)), gradient[:, rows]
 
 
 def _measure(
@@ -167,28 +231,30 @@ def _measure(
     plain gradient descent.
     """
     (x, u, _), gradient = thinned
-    normaliser = block.config.normaliser if block.config.placement == "pre" else "none"
+    normaliser = _normaliser(block.config, name)
     divergence = x.double().square().sum(-1) + 1  # [N or 1, rows]
     lengths = u.double().square().sum(-1)
     bias_factor = divergence.rsqrt() if normaliser in _BIAS_SCALED else torch.ones_like(divergence)
     weighing = 1 / divergence if normaliser == "gradient_only" else torch.ones_like(divergence)
-    scale = block.parameters.get(f"{name}.gain") if normaliser in _OUTPUT_SCALED else None
+    gain = block.parameters.get(f"{name}.gain") if normaliser in _OUTPUT_SCALED else None
+    weight_scale = torch.ones_like(gradient[:, :1]) if gain is None else gain.detach().unsqueeze(1)
+    scales = _Scales(weight_scale, weight_scale if normaliser in _BIAS_SCALED else torch.ones_like(weight_scale))
+    c = bias_factor.to(gradient.dtype).unsqueeze(-1)
 
     if gradients is None:
-        products = u @ u.mT + (bias_factor.unsqueeze(-1) * bias_factor.unsqueeze(-2)).to(u.dtype)
-        total = products @ (gradient * weighing.to(gradient.dtype).unsqueeze(-1))
-        if scale is not None:
-            total = total * scale.detach().unsqueeze(1).square()
+        weighed = gradient * weighing.to(gradient.dtype).unsqueeze(-1)
+        total = (u @ u.mT) @ weighed * scales.weight.square() + c * (c * weighed).sum(1, True) * scales.bias.square()
     else:
-        total = _moved(name, u, bias_factor, gradients, scale)
+        total = _moved(name, u, c, gradients, scales)
     if steps is None:
         rate = block.rates * block.network.rate_factors([f"{name}.weight"])[f"{name}.weight"]
         change = total * -rate.to(total.dtype).view(-1, 1, 1)
     else:
-        change = _moved(name, u, bias_factor, steps, scale)
-    own = gradient * (weighing * (lengths + bias_factor.square())).to(gradient.dtype).unsqueeze(-1)
-    if scale is not None:
-        own = own * scale.detach().unsqueeze(1).square()
+        change = _moved(name, u, c, steps, scales)
+    weight_share, bias_share = (
+        (weighing * squares).to(gradient.dtype).unsqueeze(-1) for squares in (lengths, bias_factor.square())
+    )
+    own = gradient * (weight_share * scales.weight.square() + bias_share * scales.bias.square())
     others = (total - own).double().square().sum((1, 2))
     size = gradient.double().square().sum((1, 2))
     along = -(change.double() * gradient).sum((1, 2))
@@ -202,18 +268,24 @@ def _measure(
         "input_norm_mean": norms.mean(1),
         "input_norm_sd": norms.std(1, correction=0),
         "input_directions": _participation(u, lengths),
+        "has_gradient": size != 0,  # so a NaN is one, and stays to be seen
     }
 
 
-def _moved(name: str, u: Tensor, bias_factor: Tensor, changes: Mapping[str, Tensor], scale: Tensor | None) -> Tensor:
-    """W u + c b of each row, [N, rows, out], with changes of W and b for W and b; scaled where outputs are."""
-    weight, bias = changes[f"{name}.weight"].flatten(2), changes.get(f"{name}.bias")
+def _normaliser(config: TrialConfig, name: str) -> str:
+    """Of the map called `name`. Those that change the formula above have no placement `post`."""
+    if config.model == "cnn" and name == "head":
+        return DENSE_COUNTERPARTS.get(config.normaliser, config.normaliser)
+    return config.normaliser
+
+
+def _moved(name: str, u: Tensor, c: Tensor, changes: Mapping[str, Tensor], scales: _Scales) -> Tensor:
+    """W u + c b of each row, [N, rows, out], with changes of W and b for W and b; scaled as outputs are."""
+    weight, bias = changes[f"{name}.weight"].flatten(2), changes[f"{name}.bias"]
     lanes, groups = len(weight), len(u)
     product = u @ weight.view(groups, -1, weight.shape[-1]).mT  # lanes that share their input: one product
     moved = product.unflatten(-1, (lanes // groups, -1)).transpose(1, 2).reshape(lanes, u.shape[1], -1)
-    if bias is not None:
-        moved = moved + bias_factor.to(moved.dtype).unsqueeze(-1) * bias.unsqueeze(1)
-    return moved if scale is None else moved * scale.detach().unsqueeze(1)
+    return moved * scales.weight + c * bias.unsqueeze(1) * scales.bias
 
 
 def _participation(u: Tensor, lengths: Tensor) -> Tensor:

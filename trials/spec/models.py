@@ -242,7 +242,7 @@ class ProbesSpec(Strict):
         default=5, description="Epochs between probes; the first is before the first update."
     )
     samples: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        default=256, description="Samples per probe, in batches of the trial's batch size; at least one batch."
+        default=256, description="Samples per probe, in batches of the trial's batch size; one to 16 of them."
     )
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from tests.trials.engine.plain import make_dataset, make_pack
 from trials.engine import PackRun, probes
+from trials.engine.general import GeneralTrainer
 from trials.engine.lanes import Lanes
 from trials.engine.networks import make_network
 from trials.engine.probes import probe, probe_rows
@@ -146,11 +147,233 @@ def test_many_rows_are_thinned_and_say_nearly_the_same(monkeypatch: pytest.Monke
     config = replace(make_config(batch_size=100, depth=2), probe_samples=100)
     state, lanes, train = initial_state(config, 2), make_lanes([0.1, 0.2]), tensors(100)
     whole = run_probe(config, state, lanes, train)
-    monkeypatch.setattr(probes, "_MOST_ROWS", 50)
-    half = run_probe(config, state, lanes, train)
+    monkeypatch.setattr(probes, "_MOST_ROWS", 80)
+    some = run_probe(config, state, lanes, train)
     for name in ("divergence_mean", "alignment", "update_gain", "interference", "input_directions"):
-        torch.testing.assert_close(half[name], whole[name], rtol=0.2, atol=0.01)
-        assert bool((half[name] != whole[name]).any())
+        torch.testing.assert_close(some[name], whole[name], rtol=0.2, atol=0.01)
+        assert bool((some[name] != whole[name]).any())
+
+
+def make_cnn_config(normaliser: str, batch_size: int, gain: bool = False, **changes) -> TrialConfig:
+    some = {"channels": (3,), "kernel": 3, "stride": 1, "pooling": "none", **changes}
+    config = make_config(model="cnn", normaliser=normaliser, batch_size=batch_size, gain=gain, **some)
+    return replace(config, probe_samples=batch_size)
+
+
+def cnn_state(config: TrialConfig, shape: tuple[int, int, int], lanes: int) -> dict[str, torch.Tensor]:
+    network = make_network(config, shape, CLASSES)
+    state = [network.initial(seed) | network.buffers() for seed in range(lanes)]
+    return {name: torch.stack([one[name].double() for one in state]) for name in state[0]}
+
+
+def images(count: int, shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = np.random.default_rng(3)
+    return torch.from_numpy(generator.standard_normal((count, int(np.prod(shape))))), torch.arange(count) % CLASSES
+
+
+def local_step(outputs, weight: torch.Tensor, bias: torch.Tensor, ideal: torch.Tensor) -> dict[str, float]:
+    """Brute force: a step of each row's own gradient alone, and of all of them; outputs(W, b) is [rows, out]."""
+    weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+    before = outputs(weight, bias)
+
+    def moved(loss: torch.Tensor) -> torch.Tensor:
+        into_weight, into_bias = torch.autograd.grad(loss, (weight, bias), retain_graph=True)
+        return (outputs(weight - into_weight, bias - into_bias) - before).detach()
+
+    change = moved((before * ideal).sum())
+    own = torch.stack([moved((before[i] * ideal[i]).sum())[i] for i in range(len(ideal))])
+    others = (change - own).square().sum()
+    along = -(change * ideal).sum()
+    return {
+        "alignment": float(along / (change.norm() * ideal.norm())),
+        "update_gain": float(along / ideal.square().sum()),
+        "interference": float(others / (own.square().sum() + others)),
+    }
+
+
+@pytest.mark.parametrize("gain", [False, True])
+@pytest.mark.parametrize("normaliser", ["none", "rms_norm", "patch_norm", "patch_norm_affine"])
+def test_patches_of_a_convolution_are_its_rows(normaliser: str, gain: bool):
+    """A convolution and a head written out, each with its gain: what brute force says of both."""
+    shape, batch_size = (2, 4, 4), 3
+    config = make_cnn_config(normaliser, batch_size, gain)
+    state = cnn_state(config, shape, 1)
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in state if name.endswith(".gain")]:
+        state[name] = torch.rand(state[name].shape, generator=generator, dtype=torch.float64) + 0.5
+    inputs, labels = images(20, shape)
+    (rows,) = probe_rows(config, len(inputs))
+    x, y = inputs[rows].view(-1, *shape), labels[rows]
+    conv_gain, head_gain = (state[f"{name}.gain"][0] if f"{name}.gain" in state else None for name in ("conv1", "head"))
+
+    def patches(image: torch.Tensor) -> torch.Tensor:
+        return F.unfold(image, 3, padding=1).mT.flatten(0, 1)
+
+    def convolved(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if normaliser in ("none", "rms_norm"):
+            image = x
+            if normaliser == "rms_norm":
+                image = F.rms_norm(x, shape, eps=1e-5) * (1 if conv_gain is None else conv_gain[:, None, None])
+            return patches(image) @ weight.flatten(1).T + bias
+        u, norm, scale = patches(x), patches(x).norm(dim=1, keepdim=True), 1 if conv_gain is None else conv_gain
+        if normaliser == "patch_norm":
+            return u / norm @ weight.flatten(1).T * scale + bias
+        return (u @ weight.flatten(1).T + bias) / (norm.square() + 1).sqrt() * scale
+
+    def head_of(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        scale = 1 if head_gain is None else head_gain
+        if normaliser == "patch_norm_affine":
+            return (h @ weight.T + bias) / (h.square().sum(1, keepdim=True) + 1).sqrt() * scale
+        if normaliser == "rms_norm":
+            h = F.rms_norm(h, h.shape[1:], eps=1e-5)
+        elif normaliser == "patch_norm":
+            h = F.normalize(h, dim=1)
+        return h * scale @ weight.T + bias
+
+    conv, head = (
+        [state[f"{name}.{part}"][0].requires_grad_() for part in ("weight", "bias")] for name in ("conv1", "head")
+    )
+    z = convolved(conv[0], conv[1])
+    h = torch.tanh(z).view(batch_size, 16, 3).mT.flatten(1)
+    logits = head_of(h, head[0], head[1])
+    ideals = torch.autograd.grad(F.cross_entropy(logits, y), (z, logits))
+    expected = [
+        local_step(convolved, conv[0], conv[1], ideals[0]),
+        local_step(lambda w, b: head_of(h.detach(), w, b), head[0], head[1], ideals[1]),
+    ]
+    network = make_network(config, shape, CLASSES)
+    values = probe(network, config, make_lanes([0.1]), state, (inputs, labels), 0, 10)
+    for index, one in enumerate(expected):
+        for name, value in one.items():
+            assert values[name][0, index].item() == pytest.approx(value, rel=1e-8), (index, name)
+    raw = patches(x).square().sum(1) + 1
+    assert values["divergence_mean"][0, 0].item() == pytest.approx(float(raw.detach().mean()))
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "placement", "gain"),
+    [
+        ("norm_like", "pre", True),
+        ("norm_like_half", "pre", False),
+        ("affine_like", "pre", True),
+        ("rms_norm", "post", True),
+    ],
+)
+def test_hidden_maps_equal_brute_force(normaliser: str, placement: str, gain: bool):
+    config = make_config(normaliser=normaliser, placement=placement, gain=gain, depth=1, batch_size=6)
+    config = replace(config, probe_samples=6)
+    state = initial_state(config, 1)
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in state if name.endswith(".gain")]:
+        state[name] = torch.rand(state[name].shape, generator=generator, dtype=torch.float64) + 0.5
+    inputs, labels = tensors()
+    (rows,) = probe_rows(config, len(inputs))
+    x = inputs[rows]
+
+    def outputs(name: str, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        scale = state.get(f"{name}.gain", torch.ones(1, 1))[0]
+        if placement == "post":
+            return h @ weight.T + bias
+        if normaliser == "affine_like":
+            return (h @ weight.T + bias) / (h.square().sum(1, keepdim=True) + 1).sqrt() * scale
+        return F.normalize(h, dim=1) * scale @ weight.T + bias
+
+    hidden, head = (
+        [state[f"{name}.{part}"][0].requires_grad_() for part in ("weight", "bias")] for name in ("hidden1", "head")
+    )
+    z = outputs("hidden1", x, hidden[0], hidden[1])
+    after = F.rms_norm(z, z.shape[1:], eps=1e-5) * state["hidden1.gain"][0] if placement == "post" else z
+    h = torch.tanh(after)
+    logits = outputs("head", h, head[0], head[1])
+    ideals = torch.autograd.grad(F.cross_entropy(logits, labels[rows]), (z, logits))
+    expected = [
+        local_step(lambda w, b: outputs("hidden1", x, w, b), hidden[0], hidden[1], ideals[0]),
+        local_step(lambda w, b: outputs("head", h.detach(), w, b), head[0], head[1], ideals[1]),
+    ]
+    values = run_probe(config, state, make_lanes([0.1]))
+    half = 0.5 if normaliser == "norm_like_half" else 1.0
+    for index, one in enumerate(expected):
+        one["update_gain"] *= half
+        for name, value in one.items():
+            assert values[name][0, index].item() == pytest.approx(value, rel=1e-8), (index, name)
+
+
+@pytest.mark.parametrize(("optimiser", "decay"), [("momentum", 0.01), ("adam", 0.01), ("adamw", 0.3)])
+def test_the_step_is_the_one_the_trainer_takes_next(optimiser: str, decay: float):
+    """In the middle of a training, with moments, schedule and decay: the linear model's logits move by just that."""
+    momentum = 0.9 if optimiser == "momentum" else None
+    config = make_config(
+        depth=0, batch_size=8, optimiser=optimiser, momentum=momentum, weight_decay=decay, schedule="cosine"
+    )
+    train, updates = tensors(), 10
+    lanes = make_lanes([0.01, 0.05], decay)
+    trainer = GeneralTrainer(config, lanes, (1, 1, FEATURES), CLASSES, train, updates, "cpu", torch.float64)
+    trainer.train(torch.arange(32)[None], 0)
+    before = trainer.state()
+    network = make_network(config, (1, 1, FEATURES), CLASSES)
+    values = probe(network, config, lanes, before, train, 4, updates)
+    # After the last update, where this schedule has come to nothing, the one before it counts.
+    last = probe(network, config, lanes, before, train, updates, updates)
+    assert bool(last["update_gain"].isfinite().all())
+    (rows,) = probe_rows(config, 40)
+    trainer.train(torch.from_numpy(rows)[None], 4)
+    after = trainer.state()
+
+    def logits(state) -> torch.Tensor:
+        return train[0][rows] @ state["head.weight"].mT + state["head.bias"].unsqueeze(1)
+
+    change, start = logits(after) - logits(before), logits(before).requires_grad_()
+    losses = F.cross_entropy(start.flatten(0, 1), train[1][rows].repeat(2), reduction="sum") / 8
+    (ideal,) = torch.autograd.grad(losses, start)
+    along, size = -(change * ideal).sum((1, 2)), ideal.square().sum((1, 2))
+    rates = lanes.step_sizes[0] * np.cos(np.pi / 2 * 4 / updates) ** 2
+    torch.testing.assert_close(values["update_gain"][:, 0], along / (rates * size), rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        values["alignment"][:, 0], along / (size * change.square().sum((1, 2))).sqrt(), rtol=1e-8, atol=0
+    )
+
+
+def test_thinned_patches_are_not_of_a_few_columns(monkeypatch: pytest.MonkeyPatch):
+    """Images of ones: a border patch is shorter, and every 8th position of a row of 16 is mostly border."""
+    config, shape = make_cnn_config("none", 4), (3, 16, 16)
+    monkeypatch.setattr(probes, "_MOST_ROWS", 128)
+    train = torch.ones(4, 768, dtype=torch.float64), torch.arange(4)
+    network, state = make_network(config, shape, CLASSES), cnn_state(config, shape, 1)
+    values = probe(network, config, make_lanes([0.1]), state, train, 0, 1)
+    every = F.unfold(train[0].view(-1, *shape), 3, padding=1).square().sum(1) + 1
+    assert values["divergence_mean"][0, 0].item() == pytest.approx(float(every.mean()), rel=0.05)
+
+
+@pytest.mark.parametrize("normaliser", ["batch_norm", "patch_norm"])
+def test_slices_of_lanes_say_what_all_lanes_at_once_say(monkeypatch: pytest.MonkeyPatch, normaliser: str):
+    config, shape = make_cnn_config(normaliser, 4), (2, 6, 6)
+    network, state = make_network(config, shape, CLASSES), cnn_state(config, shape, 5)
+    per_lane = probes._values_per_lane(network, 4)
+    # What lanes share, the first map's input, is not of any; its outputs and all of the head are.
+    outputs = 36 * 3
+    assert per_lane == 4 * (outputs + 2 * outputs + CLASSES)
+    whole = probe(network, config, make_lanes([0.1] * 5), state, images(20, shape), 0, 10)
+    monkeypatch.setattr(probes, "_MOST_VALUES", 2 * per_lane)
+    sliced = probe(network, config, make_lanes([0.1] * 5), state, images(20, shape), 0, 10)
+    for name in PROBES:
+        assert whole[name].shape == (5, 2)
+        torch.testing.assert_close(sliced[name], whole[name])
+
+
+def test_batches_without_a_gradient_are_left_out():
+    """One hidden unit that is dead for half of the samples, batches of one."""
+    config = replace(make_config(depth=1, width=1, activation="relu", batch_size=1), probe_samples=16)
+    state, (inputs, labels) = initial_state(config, 2), tensors()
+    z = inputs[probe_rows(config, len(inputs))[:, 0]] @ state["hidden1.weight"][0, 0]
+    state["hidden1.bias"][0] = -z.median() - 1e-6
+    state["hidden1.bias"][1] = -1e6
+    values = run_probe(config, state, make_lanes([0.1, 0.1]), (inputs, labels))
+    assert values["alignment"][0, 0].item() == pytest.approx(1)
+    assert values["interference"][0, 0].item() == pytest.approx(0, abs=1e-20)
+    live = inputs[probe_rows(config, len(inputs))[:, 0]][z > z.median()]
+    assert values["update_gain"][0, 0].item() == pytest.approx(float((live.square().sum(1) + 1).mean()))
+    assert bool(values["alignment"][1, 0].isnan())  # dead for every sample
+    assert bool(values["divergence_mean"].isfinite().all())
 
 
 def test_interference_is_none_where_inputs_are_orthogonal_and_grows_where_they_are_alike():
@@ -197,6 +420,36 @@ def test_what_is_not_finite_stays_in_its_lane():
         torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_what_is_not_finite_stays_in_its_lane_of_convolutions(optimiser: str):
+    config, shape = make_cnn_config("patch_norm", 4, optimiser=optimiser), (2, 6, 6)
+    network, state = make_network(config, shape, CLASSES), cnn_state(config, shape, 3)
+    if optimiser == "adam":
+        moments = {f"{n}.{m}": torch.zeros_like(state[n]) for n in network.initial(0) for m in ("first", "second")}
+        state |= moments | {"optimiser.steps": torch.zeros(3, dtype=torch.float64)}
+    untouched = probe(network, config, make_lanes([0.1] * 3), state, images(20, shape), 0, 10)
+    state["conv1.bias"][1] = torch.nan
+    ruined = probe(network, config, make_lanes([0.1] * 3), state, images(20, shape), 0, 10)
+    assert not bool(ruined["alignment"][1].isfinite().any())
+    for name in PROBES:
+        torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0)
+
+
+def test_tokens_are_rows_of_an_attention_model():
+    config = make_config(model="attention", depth=1, width=4, heads=2, patch=4, batch_size=3, normaliser="norm_like")
+    shape = (1, 1, 12)
+    network, state = make_network(config, shape, CLASSES), cnn_state(config, shape, 2)
+    inputs, labels = images(20, shape)
+    values = probe(network, config, make_lanes([0.1, 0.2]), state, (inputs, labels), 0, 10)
+    tokens = inputs[probe_rows(config, 20).flatten()].view(-1, 4)
+    assert values["alignment"].shape == (2, len(network.affine_maps))
+    assert all(bool(value.isfinite().all()) for value in values.values())
+    torch.testing.assert_close(
+        values["divergence_mean"][:, 0], (tokens.square().sum(1) + 1).mean().expand(2), rtol=1e-10, atol=0
+    )
+    torch.testing.assert_close(values["input_norm_mean"], torch.ones_like(values["alignment"]))
+
+
 @pytest.mark.parametrize("changes", [{"normaliser": "batch_norm"}, {"optimiser": "adam", "normaliser": "layer_norm"}])
 def test_training_does_not_notice(changes):
     dataset = make_dataset()
@@ -216,6 +469,17 @@ def test_training_does_not_notice(changes):
         updates = [p.updates for p in probed.probes]
         assert updates == ([0, 50, 100] if plain.state == "succeeded" else [0])
         assert all(set(p.values) == set(PROBES) and len(p.values["alignment"]) == 2 for p in probed.probes)
+
+
+def test_a_probe_draws_nothing_and_changes_nothing():
+    config = make_config(normaliser="batch_norm", depth=1)
+    state = initial_state(config, 2)
+    kept = {name: value.clone() for name, value in state.items()}
+    drawn, numpy_drawn = torch.get_rng_state(), repr(np.random.get_state())
+    run_probe(config, state, make_lanes([0.1, 0.2]))
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert numpy_drawn == repr(np.random.get_state())
+    assert all(torch.equal(value, kept[name]) and not value.requires_grad for name, value in state.items())
 
 
 def test_probes_look_at_the_same_samples_whatever_the_trial():
