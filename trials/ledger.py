@@ -134,9 +134,13 @@ class Ledger:
     # -- packs under way -------------------------------------------------------------------------
 
     def lanes_at_once(self, pack_key: str) -> int | None:
-        """How many of the pack's trials train at once; None where nobody has said so yet."""
+        """How many of the pack's trials train at once; None where nobody has said so yet, or the file is damaged."""
         name = f"lanes/{pack_key}.json"
-        return json.loads(self.read_file(name))["lanes_at_once"] if self.has_file(name) else None
+        try:
+            lanes = json.loads(self.read_file(name))["lanes_at_once"] if self.has_file(name) else None
+        except (ValueError, TypeError, KeyError):
+            lanes = None
+        return lanes if type(lanes) is int and lanes >= 1 else None
 
     def keep_lanes_at_once(self, pack_key: str, lanes: int) -> None:
         """Settle it for this and every later attempt."""

@@ -28,7 +28,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from trials.engine.checkpoints import CheckpointError
 from trials.engine.data import Dataset
-from trials.engine.measure import choose_lanes_at_once, is_out_of_memory
+from trials.engine.errors import is_out_of_memory
+from trials.engine.measure import choose_lanes_at_once, fewer
 from trials.engine.train import PackRun
 from trials.ledger import Ledger, LedgerError
 from trials.records import Pack, Reason, TrialResult, TrialState
@@ -128,11 +129,13 @@ class PackTrainable(tune.Trainable):
             self._run = self._run or self._start()
             self._run.step()
         except Exception as error:
-            lanes = self._ledger.lanes_at_once(self._pack.key) or 0
-            if not is_out_of_memory(error) or lanes < 4:  # two are the fewest that train side by side
+            if not is_out_of_memory(error):
                 raise
-            log.warning("pack %s: out of memory; %d lanes at once from here", self._pack.label, lanes // 2)
-            self._ledger.keep_lanes_at_once(self._pack.key, lanes // 2)
+            lanes = self._ledger.lanes_at_once(self._pack.key) or len(self._pack.trials)
+            if fewer(lanes) >= lanes:
+                raise
+            log.warning("pack %s: out of memory; %d lanes at once from here", self._pack.label, fewer(lanes))
+            self._ledger.keep_lanes_at_once(self._pack.key, fewer(lanes))
             self._run = None  # its memory goes before the next one's comes
             return
         if not self._run.finished and time.monotonic() - self._kept_at > CHECKPOINT_SECONDS:

@@ -10,6 +10,7 @@ import torch
 from tests.studies import plan, spec
 from trials import tune
 from trials.engine.data import Dataset, Split, load
+from trials.engine.fused import FusedTrainer
 from trials.engine.train import PackRun
 from trials.ledger import Ledger
 from trials.records import Pack
@@ -138,6 +139,40 @@ def test_out_of_memory_halves_the_lanes_and_goes_on(digits: Dataset, ledger: Led
             ledger.shard(packs[0].key)[column].to_pylist(), other.shard(packs[0].key)[column].to_pylist(), strict=True
         ):
             assert got == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"lanes_at_once": "x"}', '{"lanes_at_once": true}'])
+def test_a_damaged_number_of_lanes_is_measured_again(digits: Dataset, ledger: Ledger, content: str):
+    pack = plan().packs[0]
+    ledger.write_file(f"lanes/{pack.key}.json", content.encode())
+    run(trainable((pack,), digits, ledger))
+    assert set(ledger.shard(pack.key)["state"].to_pylist()) == {"succeeded"}
+    assert ledger.lanes_at_once(pack.key) == 4
+
+
+def test_memory_that_runs_out_while_a_checkpoint_is_read_costs_no_checkpoint(
+    digits: Dataset, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tune, "CHECKPOINT_SECONDS", 0.0)
+    pack = plan(**LONGER).packs[0]
+    first = trainable((pack,), digits, ledger)
+    for _ in range(4):
+        first._advance()
+    load, failures = FusedTrainer.load, []
+
+    def scarce(self: FusedTrainer, state: Any) -> None:
+        if not failures:
+            failures.append(self.lanes)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        load(self, state)
+
+    monkeypatch.setattr(FusedTrainer, "load", scarce)
+    second = trainable((pack,), digits, ledger)
+    second._advance()
+    assert failures == [4]
+    second._advance()
+    assert second._run is not None
+    assert (second._run.epoch, second._run.lanes_at_once) == (5, 2)
 
 
 def test_memory_that_never_suffices_is_a_result(digits: Dataset, ledger: Ledger, monkeypatch):

@@ -1,8 +1,8 @@
 """Checkpoints of a pack as bytes: a JSON header and arrays in NumPy's own format. Nothing in them is executed."""
 
+import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 
 _HEADER = "header"
 _ARRAY = "array/"
+_MAGIC = b"normstudy checkpoint 1\n"
+_DIGEST = hashlib.sha256().digest_size
 
 
 class CheckpointError(ValueError):
@@ -22,19 +24,20 @@ def encode(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes
     named: dict[str, Any] = {_ARRAY + name: array for name, array in arrays.items()}
     buffer = io.BytesIO()
     np.savez(buffer, **{_HEADER: text}, **named)
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    return _MAGIC + hashlib.sha256(content).digest() + content
 
 
-def decode(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def decode(checkpoint: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and the arrays.
 
     Raises:
-        CheckpointError: where the content is damaged.
+        CheckpointError: where the content is not what was written.
     """
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            header = json.loads(file[_HEADER].tobytes())
-            arrays = {name.removeprefix(_ARRAY): file[name] for name in file.files if name.startswith(_ARRAY)}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"the checkpoint is damaged: {error!r}") from error
-    return header, arrays
+    start = len(_MAGIC) + _DIGEST
+    content = checkpoint[start:]
+    if not checkpoint.startswith(_MAGIC) or checkpoint[len(_MAGIC) : start] != hashlib.sha256(content).digest():
+        raise CheckpointError("the checkpoint is damaged, or another version's")
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        header = json.loads(file[_HEADER].tobytes())
+        return header, {name.removeprefix(_ARRAY): file[name] for name in file.files if name.startswith(_ARRAY)}

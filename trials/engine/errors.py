@@ -1,4 +1,6 @@
-"""What can be wrong with a data set."""
+"""What can be wrong with a data set, and how memory that ran out is told."""
+
+import torch
 
 
 class DataError(RuntimeError):
@@ -7,3 +9,10 @@ class DataError(RuntimeError):
 
 class DataUnavailable(DataError):
     """The data set is not there and cannot be fetched; the message says what to do."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the device or on the host. PyTorch has no class of its own for the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)

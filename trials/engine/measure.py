@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from trials.engine.data import Dataset
+from trials.engine.errors import is_out_of_memory
 from trials.engine.train import PackRun
 from trials.records import Pack
 
@@ -31,30 +32,42 @@ def choose_lanes_at_once(pack: Pack, dataset: Dataset, device: torch.device | st
     lanes = len(pack.trials)
     if lanes == 1:
         return 1
-    best, best_speed = 2, 0.0
-    candidates = list(dict.fromkeys(max(2, lanes >> shift) for shift in range(_MOST_CANDIDATES)))
-    for index, at_once in enumerate(candidates):
+    best, best_speed = 0, 0.0
+    at_once, measured = lanes, 0
+    while measured < _MOST_CANDIDATES:
         try:
-            run = PackRun(pack, dataset, device, lanes_at_once=at_once)
-            if index == 0 and run.bytes_per_lane * lanes <= CACHE_BYTES and torch.device(device).type == "cpu":
-                return lanes
-            speed = _speed(run, dataset)
+            speed, is_worth_it = _measured(pack, dataset, device, at_once)
         except Exception as error:
-            if not is_out_of_memory(error) or at_once == candidates[-1]:
+            if not is_out_of_memory(error) or at_once == 2:
                 raise
-            continue
-        if index == 0 and run.updates * pack.config.batch_size * lanes < WORTH_SECONDS * speed:
-            return lanes
-        if speed > best_speed * (_MARGIN if best_speed else 0):
-            best, best_speed = at_once, speed
+        else:
+            measured += 1
+            if at_once == lanes and not is_worth_it:
+                return lanes
+            if speed > best_speed * (_MARGIN if best else 0):
+                best, best_speed = at_once, speed
+        if at_once == 2:
+            break
+        at_once = fewer(at_once)
     return best
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the device or on the host. PyTorch has no class of its own for the host."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+def fewer(at_once: int) -> int:
+    """Half as many lanes at once; two are the fewest that train side by side."""
+    return max(2, at_once // 2)
+
+
+def _measured(pack: Pack, dataset: Dataset, device: torch.device | str, at_once: int) -> tuple[float, bool]:
+    """The speed of `at_once` lanes, and whether the pack is large and long enough for the others to be measured.
+
+    A function of its own, so that one candidate's memory has gone before the next one's comes.
+    """
+    run = PackRun(pack, dataset, device, lanes_at_once=at_once)
+    lanes = len(pack.trials)
+    if run.device.type == "cpu" and run.bytes_per_lane * lanes <= CACHE_BYTES:
+        return 0.0, False
+    speed = _speed(run, dataset)
+    return speed, run.updates * pack.config.batch_size * lanes >= WORTH_SECONDS * speed
 
 
 def _speed(run: PackRun, dataset: Dataset) -> float:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trials.engine import checkpoints
 from trials.engine.data import Dataset, Split
+from trials.engine.errors import is_out_of_memory
 from trials.engine.fused import FusedTrainer, is_fusible
 from trials.engine.general import GeneralTrainer
 from trials.engine.graphs import set_numerics
@@ -155,18 +156,19 @@ class PackRun:
             checkpoints.CheckpointError: where it is damaged or of another pack.
         """
         header, arrays = checkpoints.decode(checkpoint)
-        if header.get("pack") != self.pack.key:
-            raise checkpoints.CheckpointError(f"the checkpoint is of pack {header.get('pack')}, not {self.pack.key}")
-        state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if header["pack"] != self.pack.key:
+            raise checkpoints.CheckpointError(f"the checkpoint is of pack {header['pack']}, not {self.pack.key}")
         try:
-            self._build(header["places"], state)
-            self._probes = [
-                [Probe(p["updates"], {k: tuple(v) for k, v in p["values"].items()}) for p in probes]
-                for probes in header["probes"]
-            ]
-            self.epoch, self._diverged_at, self._curves = header["epoch"], header["diverged_at"], header["curves"]
-        except (KeyError, IndexError, RuntimeError, TypeError) as error:
+            self._build(header["places"], {name: torch.from_numpy(array) for name, array in arrays.items()})
+        except (KeyError, IndexError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise checkpoints.CheckpointError(f"the checkpoint does not fit the pack: {error!r}") from error
+        self.epoch, self._diverged_at, self._curves = header["epoch"], header["diverged_at"], header["curves"]
+        self._probes = [
+            [Probe(p["updates"], {k: tuple(v) for k, v in p["values"].items()}) for p in probes]
+            for probes in header["probes"]
+        ]
 
     def _build(self, places: Sequence[int], state: Mapping[str, Tensor] | None = None) -> None:
         """Lay out the trials at `places`; `state` has a row for each of them, in that order."""
