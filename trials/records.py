@@ -29,8 +29,9 @@ class TrialState(enum.StrEnum):
 class Reason(enum.StrEnum):
     """Why a trial did not succeed."""
 
-    NON_FINITE_LOSS = "non_finite_loss"  # diverged: training loss or weights became NaN or infinite
-    PACK_ERROR = "pack_error"  # failed: the pack raised; its traceback is in the driver's log
+    NON_FINITE_LOSS = "non_finite_loss"  # diverged: a loss or the weights became NaN or infinite
+    STOPPED_EARLY = "stopped_early"  # pruned: ended before its budget was spent, on purpose
+    PACK_ERROR = "pack_error"  # failed: the pack raised; its traceback is in the shard's metadata
     WORKER_LOST = "worker_lost"  # lost: the pack's process or node died more often than is retried
     STUDY_CANCELLED = "study_cancelled"  # cancelled: the study ended before this trial ran
     STUDY_FAILED = "study_failed"  # lost: the study's driver failed before this trial ran

@@ -53,7 +53,7 @@ def is_fusible(config: TrialConfig) -> bool:
 
 
 @dataclass(frozen=True)
-class _Room:
+class Room:
     """Buffers of one chunk of samples; kept, as fresh pages cost more than what is written to them."""
 
     rows: Tensor  # of the training split, [G, samples]
@@ -77,6 +77,7 @@ class FusedTrainer:
         updates: optimiser steps of the whole budget.
         slots: lanes per seed in the whole pack. The length of a chunk follows from it and not from
             this block's, so that a lane's numbers do not depend on how many lanes are left.
+        rooms: buffers by shape, shared by the blocks of a pack, as they train in turn.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class FusedTrainer:
         device: torch.device | str,
         dtype: torch.dtype,
         slots: int,
+        rooms: dict[tuple[int, ...], "Room"] | None = None,
     ):
         groups, per_seed = lanes.step_sizes.shape
         self._inputs, self._labels = train
@@ -105,7 +107,8 @@ class FusedTrainer:
         # Dividing by B here makes the loss a mean over the batch; over lanes it is a sum.
         rates = lanes.step_sizes.reshape(-1, 1, 1) * (rate_factor(config) / config.batch_size)
         self._rates = rates.to(weight.device, weight.dtype)
-        self._chunks: dict[int, tuple[_Room, Captured]] = {}
+        self._rooms = {} if rooms is None else rooms
+        self._chunks: dict[int, tuple[Room, Captured]] = {}
 
     @torch.inference_mode()
     def train(self, orders: Tensor, first_update: int) -> Tensor:
@@ -179,7 +182,7 @@ class FusedTrainer:
             room.factors.copy_(torch.tensor(factors, dtype=torch.float64))
         return losses().clone()
 
-    def _chunk_losses(self, room: _Room) -> Tensor:
+    def _chunk_losses(self, room: Room) -> Tensor:
         model, batch = self.model, self._batch_size
         groups, samples = room.rows.shape
         raw = torch.index_select(self._inputs, 0, room.rows.view(-1), out=room.raw)
@@ -208,9 +211,16 @@ class FusedTrainer:
         subtract_product(weight, steps_taken, inputs)
         return _losses(torch.cat(all_logits, -1), self._lanes(labels[:, None])).sum(-1, dtype=torch.float64)
 
-    def _room(self, samples: int) -> _Room:
+    def _room(self, samples: int) -> Room:
         weight, groups = self.model.weights[0], self.model.groups
-        return _Room(
+        shape = (groups, weight.shape[1], samples)
+        if shape not in self._rooms:
+            self._rooms[shape] = self._new_room(samples)
+        return self._rooms[shape]
+
+    def _new_room(self, samples: int) -> Room:
+        weight, groups = self.model.weights[0], self.model.groups
+        return Room(
             rows=self._labels.new_empty(groups, samples),
             factors=weight.new_ones(samples // self._batch_size),
             raw=weight.new_empty(groups * samples, self._inputs.shape[1]),

@@ -7,8 +7,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from trials.engine.errors import DataError
-
-_MODES = ("L", "LA", "RGB", "RGBA")  # eight bits per channel, and the value is the intensity
+from trials.spec.images import mode_fault
 
 
 class Form(NamedTuple):
@@ -58,8 +57,8 @@ class Decoder:
             raise DataError(f"{name}: the image cannot be decoded: its format is not known") from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{name}: the image cannot be decoded: {error}") from error
-        if image.mode not in _MODES:
-            raise DataError(f"{name}: image mode {image.mode} is not one of {', '.join(_MODES)}")
+        if fault := mode_fault(image.mode):
+            raise DataError(f"{name}: {fault}")
         own = Form(image.mode, image.width, image.height)
         self.form = self.form or own
         if own != self.form:

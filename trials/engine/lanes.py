@@ -99,7 +99,7 @@ def lay_out(pack: Pack, places: Sequence[int], at_once: int) -> list[Block]:
     rows.sort(key=len, reverse=True)
     blocks: list[list[list[int]]] = []
     for row in rows:
-        widest = len(blocks[-1][0]) if blocks else 0
+        widest = _slots(blocks[-1], pack) if blocks else 0
         # A row of less than half a block's width would be filled up with more copies than lanes.
         if not blocks or widest * (len(blocks[-1]) + 1) > at_once or 2 * len(row) < widest:
             blocks.append([])
@@ -107,8 +107,12 @@ def lay_out(pack: Pack, places: Sequence[int], at_once: int) -> list[Block]:
     return [_rectangle(block, pack) for block in blocks]
 
 
+def _slots(rows: Sequence[Sequence[int]], pack: Pack) -> int:
+    return max(len(rows[0]), min(2, len(pack.settings)))
+
+
 def _rectangle(rows: Sequence[Sequence[int]], pack: Pack) -> Block:
-    slots = max(len(rows[0]), min(2, len(pack.settings)))
+    slots = _slots(rows, pack)
     groups = [(*row, *[row[0]] * (slots - len(row))) for row in rows]
     copies = 1 if slots == len(groups) == 1 < len(pack.trials) else 0
     return Block(tuple(groups + groups[:1] * copies))

@@ -100,6 +100,10 @@ class AffineLikeLinear(_Linear):
     Without a bias the factor to take out is ‖x‖² and not ‖x‖² + 1; the divisor is the same, so that a step moves z
     by −η g ‖x‖²/(‖x‖² + 1). `NormLikeLinear(bias=False)` is then the exact correction.
 
+    In float32 (and in half precision, which is squared in float32) z holds for ‖x‖ up to about 1e19 and the
+    gradient of x up to about 1e13, above which ‖x‖² + 1 and its powers leave the type's range: z becomes 0, and the
+    gradient wrong or not finite. Scale longer inputs down first.
+
     Args:
         in_features: size of an input.
         out_features: size of an output.

@@ -11,6 +11,7 @@ from trials.engine.errors import DataError
 from trials.engine.images import Decoder, Form
 from trials.engine.samples import Samples, Splits, count_classes, splitter
 from trials.spec.catalogue import find_parquet
+from trials.spec.images import NO_BYTES, content_of
 from trials.spec.models import DataSpec
 
 _ROWS_AT_ONCE = 1024
@@ -87,9 +88,9 @@ def _read_images(
 
 
 def _content(value: object, name: str) -> bytes:
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes):
-        raise DataError(f"{name}: no image bytes (images kept as separate files are not supported)")
+    content = content_of(value)
+    if content is None:
+        raise DataError(f"{name}: {NO_BYTES}")
     return content
 
 

@@ -16,7 +16,8 @@ changes in the maps before is not counted. A probe measures, of each map of each
                     decay and schedule included, from the state it is in (W and b; not gains)
     update_gain     ⟨Δz, −G⟩ / (η ‖G‖²): 1 is ideal, for a single sample and SGD it is w (‖u‖² + c²)
     interference    Σ‖others_i‖² / Σ(‖own_i‖² + ‖others_i‖²): the terms j ≠ i of the sum above against
-                    j = i. It is of the gradient, whatever the optimiser; 0 for a batch of one
+                    j = i. It is of the gradient, whatever the optimiser; 0 for a batch of one. None where
+                    a sample has several rows (patches, tokens): those are not other samples
     input_norm_mean, input_norm_sd   of ‖u‖
     input_directions                 (tr M)²/tr(M²), M = Σ u uᵀ / rows
 
@@ -44,7 +45,7 @@ from trials.records import PROBES, TrialConfig
 MOST_BATCHES = 16  # of small batches, so that a probe stays cheap
 _MOST_ROWS = 512  # of the patches or tokens of a batch
 _MOST_VALUES = 2**26  # of what lanes record at once: patches are many times the images they are cut from
-_DRAW = 3  # of `default_rng([split_seed, k])`: 0 and 1 draw the splits, 2 the synthetic data set
+_DRAW = (3, 1)  # `default_rng([split_seed, *_DRAW])`: a stream that neither splits nor epochs draw from
 
 _OF_GRADIENT = ("alignment", "update_gain", "interference")
 
@@ -56,7 +57,7 @@ def probe_rows(config: TrialConfig, samples: int) -> np.ndarray:
     """Rows of the training split that probes look at, int64 [batches, B]: the same at every probe of a study."""
     wanted = (config.probe_samples or 0) // config.batch_size
     batches = max(1, min(wanted, MOST_BATCHES, samples // config.batch_size))
-    order = np.random.default_rng([config.split_seed, _DRAW]).permutation(samples)
+    order = np.random.default_rng([config.split_seed, *_DRAW]).permutation(samples)
     return order[: batches * config.batch_size].reshape(batches, config.batch_size)
 
 
@@ -197,7 +198,7 @@ def _probe_batch(block: _Block, inputs: Tensor, labels: Tensor) -> dict[str, Ten
         gradients = None if is_small else dict(zip(block.names, found[len(outputs) :], strict=True))
         steps = None if gradients is None or block.is_plain else block.steps(gradients)
         columns = [
-            _measure(block, name, _thinned(row, gradient), gradients, steps)
+            _measure(block, name, _thinned(row, gradient), gradients, steps, row.z.shape[1] == len(labels))
             for (name, row), gradient in zip(recorded.items(), found, strict=False)
         ]
         lanes = len(block.rates)
@@ -224,6 +225,7 @@ def _measure(
     thinned: tuple[_Row, Tensor],
     gradients: Mapping[str, Tensor] | None,
     steps: Mapping[str, Tensor] | None,
+    rows_are_samples: bool,
 ) -> dict[str, Tensor]:
     """The values of one map, [N] or [1] (where all lanes share its input) each.
 
@@ -256,6 +258,7 @@ def _measure(
     )
     own = gradient * (weight_share * scales.weight.square() + bias_share * scales.bias.square())
     others = (total - own).double().square().sum((1, 2))
+    interference = others / (own.double().square().sum((1, 2)) + others)
     size = gradient.double().square().sum((1, 2))
     along = -(change.double() * gradient).sum((1, 2))
     norms = lengths.sqrt()
@@ -264,7 +267,7 @@ def _measure(
         "divergence_sd": divergence.std(1, correction=0),
         "alignment": along / (size * change.double().square().sum((1, 2))).sqrt(),
         "update_gain": along / (block.rates * size),
-        "interference": others / (own.double().square().sum((1, 2)) + others),
+        "interference": interference if rows_are_samples else torch.full_like(interference, torch.nan),
         "input_norm_mean": norms.mean(1),
         "input_norm_sd": norms.std(1, correction=0),
         "input_directions": _participation(u, lengths),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trials.engine.errors import DataError
-from trials.spec.catalogue import split_sizes, test_size
+from trials.spec.catalogue import ONE_CLASS, split_sizes, test_size
 from trials.spec.models import DataSpec
 
 Splitter = Callable[[int], tuple[np.ndarray, np.ndarray]]
@@ -63,7 +63,7 @@ def split_all(data: DataSpec, samples: Samples, shape: tuple[int, int, int], cla
 
 
 def count_classes(labels: np.ndarray, test_labels: np.ndarray) -> int:
-    """C, where the training labels are 0 … C−1 with none left out and no test label is larger.
+    """C ≥ 2, where the training labels are 0 … C−1 with none left out and no test label is larger.
 
     Raises:
         DataError: where they are not.
@@ -75,6 +75,8 @@ def count_classes(labels: np.ndarray, test_labels: np.ndarray) -> int:
             f"training labels must be 0 … C−1 with every class present; the largest is {classes - 1}, "
             f"but there is no sample of class {missing[0]}"
         )
+    if classes < 2:
+        raise DataError(ONE_CLASS)
     if test_labels.max() >= classes:
         raise DataError(f"the test split has label {test_labels.max()}, but the training labels are 0 … {classes - 1}")
     return classes

@@ -20,7 +20,7 @@ from torch import Tensor
 from trials.engine import checkpoints
 from trials.engine.data import Dataset, Split
 from trials.engine.errors import is_out_of_memory
-from trials.engine.fused import FusedTrainer, is_fusible
+from trials.engine.fused import FusedTrainer, Room, is_fusible
 from trials.engine.general import GeneralTrainer
 from trials.engine.graphs import set_numerics
 from trials.engine.lanes import Block, Lanes, Trainer, lay_out
@@ -68,16 +68,18 @@ class PackRun:
         )
         self._network = make_network(config, dataset.shape, dataset.classes)
         self._probes_every = config.probe_every
-        self._diverged_at: list[int | None] = [None] * len(pack.trials)
+        self._ended_at: list[int | None] = [None] * len(pack.trials)
+        self._pruned = [False] * len(pack.trials)
         self._curves: list[dict[str, list[float | None]]] = [{metric: [] for metric in METRICS} for _ in pack.trials]
         self._probes: list[list[Probe]] = [[] for _ in pack.trials]
         self.blocks: list[tuple[Block, Trainer]] = []
+        self._rooms: dict[tuple[int, ...], Room] = {}
         self._build(range(len(pack.trials)))
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or every lane has diverged."""
-        return self.epoch == self.epochs or None not in self._diverged_at
+        """Whether all epochs are done, or every lane has ended before."""
+        return self.epoch == self.epochs or None not in self._ended_at
 
     @property
     def bytes_per_lane(self) -> int:
@@ -99,14 +101,26 @@ class PackRun:
             raise RuntimeError(f"pack {self.pack.label} has finished")
         if self._probes_every and self.epoch % self._probes_every == 0:
             self._probe()
-        living = self._diverged_at.count(None)
+        living = self._ended_at.count(None)
         for block, trainer in self.blocks:
             self._record(block, *self._block_epoch(block, trainer))
         self.epoch += 1
-        if self._diverged_at.count(None) < living and not self.finished:
+        if self._ended_at.count(None) < living and not self.finished:
             self._compact()
         if self._probes_every and self.epoch == self.epochs:
             self._probe()
+
+    def prune(self, places: Sequence[int]) -> None:
+        """End the trials at `places` of the pack here, with what they have; the others go on without them.
+
+        Those that have ended stay as they are.
+        """
+        for place in places:
+            if self._ended_at[place] is None and not self.finished:
+                self._ended_at[place] = self.epoch
+                self._pruned[place] = True
+        if not self.finished:
+            self._compact()
 
     def results(self) -> tuple[TrialResult, ...]:
         """One result per trial, in the pack's order.
@@ -117,14 +131,19 @@ class PackRun:
         if not self.finished:
             raise RuntimeError(f"pack {self.pack.label} is at epoch {self.epoch} of {self.epochs}")
         results = []
-        for place, (config, diverged_at) in enumerate(zip(self.pack.trials, self._diverged_at, strict=True)):
-            epochs = self.epoch if diverged_at is None else diverged_at
+        for place, (config, ended_at) in enumerate(zip(self.pack.trials, self._ended_at, strict=True)):
+            epochs = self.epoch if ended_at is None else ended_at
             updates = min(epochs * self.steps, self.updates)
+            state, reason = TrialState.SUCCEEDED, None
+            if ended_at is not None:
+                state, reason = TrialState.DIVERGED, Reason.NON_FINITE_LOSS
+                if self._pruned[place]:
+                    state, reason = TrialState.PRUNED, Reason.STOPPED_EARLY
             results.append(
                 TrialResult(
                     config=config,
-                    state=TrialState.SUCCEEDED if diverged_at is None else TrialState.DIVERGED,
-                    reason=None if diverged_at is None else Reason.NON_FINITE_LOSS,
+                    state=state,
+                    reason=reason,
                     epochs_completed=epochs,
                     updates=updates,
                     samples=updates * config.batch_size,
@@ -143,7 +162,8 @@ class PackRun:
             "pack": self.pack.key,
             "epoch": self.epoch,
             "places": places,
-            "diverged_at": self._diverged_at,
+            "ended_at": self._ended_at,
+            "pruned": self._pruned,
             "curves": self._curves,
             "probes": [[{"updates": p.updates, "values": p.values} for p in probes] for probes in self._probes],
         }
@@ -164,7 +184,8 @@ class PackRun:
             if is_out_of_memory(error):
                 raise
             raise checkpoints.CheckpointError(f"the checkpoint does not fit the pack: {error!r}") from error
-        self.epoch, self._diverged_at, self._curves = header["epoch"], header["diverged_at"], header["curves"]
+        self.epoch, self._ended_at, self._curves = header["epoch"], header["ended_at"], header["curves"]
+        self._pruned = header["pruned"]
         self._probes = [
             [Probe(p["updates"], {k: tuple(v) for k, v in p["values"].items()}) for p in probes]
             for probes in header["probes"]
@@ -174,6 +195,7 @@ class PackRun:
         """Lay out the trials at `places`; `state` has a row for each of them, in that order."""
         row_of = {place: row for row, place in enumerate(places)}
         self.blocks = []
+        self._rooms.clear()
         for block in lay_out(self.pack, places, self.lanes_at_once):
             trainer = self._trainer(block)
             if state is not None:
@@ -194,7 +216,7 @@ class PackRun:
             self._dtype,
         )
         if is_fusible(config) and not any(decay for decay, _ in self.pack.settings):
-            return FusedTrainer(*arguments, slots=len(self.pack.settings))
+            return FusedTrainer(*arguments, slots=len(self.pack.settings), rooms=self._rooms)
         return GeneralTrainer(*arguments)
 
     def _lanes(self, block: Block) -> Lanes:
@@ -210,7 +232,7 @@ class PackRun:
         places: list[int] = []
         parts: list[dict[str, Tensor]] = []
         for block, trainer in self.blocks:
-            owners = {place: lane for place, lane in block.owners.items() if self._diverged_at[place] is None}
+            owners = {place: lane for place, lane in block.owners.items() if self._ended_at[place] is None}
             if owners:
                 places += owners
                 lanes = torch.tensor(list(owners.values()))
@@ -219,7 +241,7 @@ class PackRun:
 
     def _compact(self) -> None:
         """Drop dead lanes where that makes the blocks smaller."""
-        living = [place for place, at in enumerate(self._diverged_at) if at is None]
+        living = [place for place, at in enumerate(self._ended_at) if at is None]
         blocks = lay_out(self.pack, living, self.lanes_at_once)
         if sum(len(block.slots) for block in blocks) < sum(len(block.slots) for block, _ in self.blocks):
             self._build(*self._gather())
@@ -254,18 +276,18 @@ class PackRun:
             )
             rows = {name: value.tolist() for name, value in values.items()}
             for place, lane in block.owners.items():
-                if self._diverged_at[place] is None:
+                if self._ended_at[place] is None:
                     found = {name: tuple(map(_finite, row[lane])) for name, row in rows.items()}
                     self._probes[place].append(Probe(update, found))
 
     def _record(self, block: Block, metrics: dict[str, list[float]], finite: list[bool]) -> None:
         for place, lane in block.owners.items():
-            if self._diverged_at[place] is not None:
+            if self._ended_at[place] is not None:
                 continue
             for metric, values in metrics.items():
                 self._curves[place][metric].append(_finite(values[lane]))
             if not finite[lane]:
-                self._diverged_at[place] = self.epoch + 1
+                self._ended_at[place] = self.epoch + 1
 
 
 def _finite(value: float) -> float | None:

@@ -68,7 +68,7 @@ def plain_training(
     """Train one trial the ordinary way; the engine's curves, by another road."""
     network = PlainNetwork([(w.to(dtype), b.to(dtype)) for w, b in parameters], config.normaliser, config.activation)
     half = 0.5 if config.normaliser == "norm_like_half" else 1.0
-    optimiser = torch.optim.SGD(network.parameters(), lr=config.learning_rate * half)
+    optimiser = torch.optim.SGD(network.parameters(), lr=config.learning_rate * half, weight_decay=config.weight_decay)
     train, validation, test = (
         (torch.tensor(split.inputs, dtype=dtype), torch.tensor(split.labels))
         for split in (dataset.train, dataset.validation, dataset.test)

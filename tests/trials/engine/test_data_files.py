@@ -88,6 +88,7 @@ FAULTS: dict[str, tuple[Callable[[], Arrays], str]] = {
     "negative": (lambda: changed(y_test=np.arange(8) - 1), r"y_test goes from -1 to 6"),
     "huge label": (lambda: changed(y_train=np.full(20, 2**64 - 1, np.uint64)), r"y_train goes from"),
     "gap": (lambda: changed(y_train=np.arange(20) % 4 * 2), "no sample of class 1"),
+    "one class": (lambda: changed(y_train=np.zeros(20, int)), "at least two classes"),
     "test class": (lambda: changed(y_test=np.arange(8)), "test split has label 7"),
     "not a number": (
         lambda: {**arrays(dtype=float), "x_test": np.full((8, 3, 4, 5), np.nan)},
@@ -102,7 +103,7 @@ def test_arrays_that_are_not_what_they_should_be_are_named(tmp_path: Path, fault
     make, message = FAULTS[fault]
     with pytest.raises(DataError, match=message) as caught:
         npz(tmp_path, make())
-    assert "set.npz" in str(caught.value) or fault in ("gap", "test class")
+    assert "set.npz" in str(caught.value) or fault in ("gap", "one class", "test class")
 
 
 class Trap:
@@ -296,6 +297,13 @@ def spoil(folder: Path, fault: str) -> None:
             (folder / "train").mkdir()
             (folder / "test").rename(folder / "older")
             (folder / "test").mkdir()
+        case "no train classes":
+            (folder / "train").rename(folder / "old")
+            (folder / "train").mkdir()
+        case "one class":
+            for name in ("ape", "Lynx"):
+                (folder / "train" / name).rename(folder / name)
+            (folder / "test" / "ape").rename(folder / "test ape")
         case "first damaged":
             (folder / "train" / "Lynx" / "0.png").write_bytes(b"damaged")
 
@@ -311,6 +319,8 @@ def spoil(folder: Path, fault: str) -> None:
         ("test class", "test/yak has no counterpart in train; its classes are Lynx, ape, zebra"),
         ("no test images", "test has no images"),
         ("no classes", "train has no folders"),
+        ("no train classes", "train has no folders"),
+        ("one class", "train has one class only, zebra; a data set needs at least two"),
         ("first damaged", r"train/Lynx/0\.png cannot be read"),
     ],
 )

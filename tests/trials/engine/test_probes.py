@@ -150,7 +150,7 @@ def test_many_rows_are_thinned_and_say_nearly_the_same(monkeypatch: pytest.Monke
     monkeypatch.setattr(probes, "_MOST_ROWS", 80)
     some = run_probe(config, state, lanes, train)
     for name in ("divergence_mean", "alignment", "update_gain", "interference", "input_directions"):
-        torch.testing.assert_close(some[name], whole[name], rtol=0.2, atol=0.01)
+        torch.testing.assert_close(some[name], whole[name], rtol=0.35, atol=0.01)
         assert bool((some[name] != whole[name]).any())
 
 
@@ -245,7 +245,10 @@ def test_patches_of_a_convolution_are_its_rows(normaliser: str, gain: bool):
     values = probe(network, config, make_lanes([0.1]), state, (inputs, labels), 0, 10)
     for index, one in enumerate(expected):
         for name, value in one.items():
-            assert values[name][0, index].item() == pytest.approx(value, rel=1e-8), (index, name)
+            if (index, name) == (0, "interference"):
+                assert bool(values[name][0, 0].isnan())  # patches of one image are not other samples
+            else:
+                assert values[name][0, index].item() == pytest.approx(value, rel=1e-8), (index, name)
     raw = patches(x).square().sum(1) + 1
     assert values["divergence_mean"][0, 0].item() == pytest.approx(float(raw.detach().mean()))
 
@@ -357,7 +360,7 @@ def test_slices_of_lanes_say_what_all_lanes_at_once_say(monkeypatch: pytest.Monk
     sliced = probe(network, config, make_lanes([0.1] * 5), state, images(20, shape), 0, 10)
     for name in PROBES:
         assert whole[name].shape == (5, 2)
-        torch.testing.assert_close(sliced[name], whole[name])
+        torch.testing.assert_close(sliced[name], whole[name], equal_nan=True)
 
 
 def test_batches_without_a_gradient_are_left_out():
@@ -408,6 +411,20 @@ def test_shapes_of_a_cloud_in_the_plane():
         assert values["input_directions"].item() == pytest.approx(directions, rel=0.05)
 
 
+def test_probes_are_taken_along_by_a_checkpoint():
+    pack = make_pack(epochs=3)
+    pack = replace(pack, trials=tuple(replace(t, probe_every=1, probe_samples=16) for t in pack.trials))
+    dataset = make_dataset()
+    first, second = PackRun(pack, dataset), PackRun(pack, dataset)
+    first.step()
+    second.restore(first.checkpoint())
+    for one in (first, second):
+        while not one.finished:
+            one.step()
+    assert first.results() == second.results()
+    assert [probe.updates for probe in second.results()[0].probes] == [0, 25, 50, 75]
+
+
 def test_what_is_not_finite_stays_in_its_lane():
     config = make_config(normaliser="batch_norm", depth=2)
     state, lanes = initial_state(config, 3), make_lanes([0.1, 0.2, 0.3])
@@ -417,7 +434,7 @@ def test_what_is_not_finite_stays_in_its_lane():
     assert all(bool(untouched[name].isfinite().all()) for name in PROBES)
     assert not bool(ruined["alignment"][1].isfinite().any())
     for name in PROBES:
-        torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0)
+        torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -432,7 +449,7 @@ def test_what_is_not_finite_stays_in_its_lane_of_convolutions(optimiser: str):
     ruined = probe(network, config, make_lanes([0.1] * 3), state, images(20, shape), 0, 10)
     assert not bool(ruined["alignment"][1].isfinite().any())
     for name in PROBES:
-        torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0)
+        torch.testing.assert_close(ruined[name][[0, 2]], untouched[name][[0, 2]], rtol=0, atol=0, equal_nan=True)
 
 
 def test_tokens_are_rows_of_an_attention_model():
@@ -443,6 +460,9 @@ def test_tokens_are_rows_of_an_attention_model():
     values = probe(network, config, make_lanes([0.1, 0.2]), state, (inputs, labels), 0, 10)
     tokens = inputs[probe_rows(config, 20).flatten()].view(-1, 4)
     assert values["alignment"].shape == (2, len(network.affine_maps))
+    interference = values.pop("interference")
+    assert bool(interference[:, -1].isfinite().all())  # the head sees a sample in one row, the others in several
+    assert not bool(interference[:, :-1].isfinite().any())
     assert all(bool(value.isfinite().all()) for value in values.values())
     torch.testing.assert_close(
         values["divergence_mean"][:, 0], (tokens.square().sum(1) + 1).mean().expand(2), rtol=1e-10, atol=0

@@ -178,6 +178,69 @@ def test_dropping_dead_lanes_leaves_the_others_unchanged(kind):
             assert_curves_close(result, untouched[place].curves, 1e-10)
 
 
+@pytest.mark.parametrize("kind", ["fused", "adam"])
+def test_pruned_trials_end_with_what_they_have_and_the_others_go_on(kind):
+    pack = make_pack(seeds=[0, 1, 2], epochs=4, **GENERAL.get(kind, {"normaliser": "batch_norm"}))
+    dataset = make_dataset()
+    untouched = run(pack, dataset, dtype=torch.float64)
+    pack_run = PackRun(pack, dataset, dtype=torch.float64)
+    pack_run.step()
+    pack_run.prune([0, 3, 6, 7])
+    assert sum(len(block.slots) for block, _ in pack_run.blocks) == 6  # of 9: the fifth survivor's row has a copy
+    pack_run.step()
+    resumed = PackRun(pack, dataset, dtype=torch.float64)
+    resumed.restore(pack_run.checkpoint())
+    while not resumed.finished:
+        resumed.step()
+    for place, result in enumerate(resumed.results()):
+        if place in (0, 3, 6, 7):
+            assert (result.state, result.reason) == (TrialState.PRUNED, Reason.STOPPED_EARLY)
+            assert (result.epochs_completed, result.updates) == (1, 25)
+            assert result.curves["test_loss"] == untouched[place].curves["test_loss"][:1]
+        else:
+            assert result.state == TrialState.SUCCEEDED
+            assert_curves_close(result, untouched[place].curves, 1e-10)
+    resumed.prune([1])  # after the end it is too late
+    assert resumed.results()[1].state == TrialState.SUCCEEDED
+
+
+def test_a_weight_decay_of_its_own_for_every_lane():
+    pack = make_pack(seeds=[0], rates=[0.05], epochs=3)
+    trials = tuple(replace(pack.trials[0], weight_decay=decay) for decay in (0.0, 0.1))
+    without, with_decay = run(replace(pack, trials=trials), make_dataset(), dtype=torch.float64)
+    (plain,) = run(pack, make_dataset(), dtype=torch.float64)
+    assert_curves_close(without, plain.curves, 1e-10)
+    weights = initial_parameters([13, 6, 5], 0)
+    expected = plain_training(with_decay.config, make_dataset(), weights, torch.float64)
+    assert_curves_close(with_decay, expected, 1e-9)
+    assert abs(with_decay.curves["test_loss"][-1] - (without.curves["test_loss"][-1] or 0)) > 1e-3
+
+
+def test_learning_rates_scaled_with_batch_size():
+    config = make_pack(seeds=[0], rates=[0.1], batch_size=8).config
+    assert config.step_size == 0.1
+    for scaling, factor in (("linear", 0.25), ("sqrt", 0.5)):
+        scaled = replace(config, scaling=scaling, scaling_batch_size=32)
+        assert scaled.step_size == pytest.approx(0.1 * factor)
+        pack = make_pack(seeds=[0], rates=[0.1], batch_size=8, scaling=scaling, scaling_batch_size=32)
+        (got,) = run(pack, make_dataset(), dtype=torch.float64)
+        (expected,) = run(
+            make_pack(seeds=[0], rates=[scaled.step_size], batch_size=8), make_dataset(), dtype=torch.float64
+        )
+        assert got.curves == expected.curves
+
+
+def test_fewer_lanes_at_once_need_less_memory_beside_what_lanes_carry():
+    pack, dataset = make_pack(seeds=list(range(8)), rates=[0.01, 0.02], width=32), make_dataset(features=64)
+
+    def room(at_once: int) -> int:
+        pack_run = PackRun(pack, dataset, lanes_at_once=at_once)
+        pack_run.step()
+        return sum(t.nbytes for one in pack_run._rooms.values() for t in vars(one).values())
+
+    assert room(16) > 1.8 * room(8) > 1.8 * 1.8 * room(4)
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["fused", *GENERAL])
 def test_a_pack_resumes_from_a_checkpoint_to_the_last_bit(kind, at):
