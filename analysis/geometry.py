@@ -1,7 +1,8 @@
 """The answer to a `geometry`: what a normaliser makes of a cloud of points, from the probes of the first map.
 
 There is no chance in it beyond the sample that was drawn, so no p-value: the numbers are within the
-stated tolerance of the shape, in every trial of the arm, or they are not.
+stated tolerance of the shape, in every trial of the arm, or they are not. The sample is the data's, not
+the seed's: trials that differ in their seeds alone repeat one another and are no further evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from analysis.result import GeometryResult, HypothesisResult, ShapeArm, ShapeVerdict, StudyVerdict, rounded
 from analysis.table import FirstProbe
-from analysis.wording import arm_name, listed
+from analysis.wording import arm_name, counted, listed
 from trials.spec.models import Geometry
 
 TOLERANCE = 0.05
@@ -71,8 +72,8 @@ def _arm(claim: Geometry, arm: str, probes: Mapping[str, Sequence[FirstProbe]]) 
     reason = f"lengths {mean:.3f} ± {sd:.3f} (mean and standard deviation), {directions:.2f} directions"
     if reference is not None and arm != "none":
         reason += f", where “none” has {reference.norm_mean:.3f} ± {reference.norm_sd:.3f}"
-    if 0 < failed < len(found):
-        reason += f"; not so in {failed} of {len(found)} trials"
+    trials = counted(len(found), "trial")
+    reason += f"; not so in {failed} of {trials}" if 0 < failed < len(found) else f"; in {trials}"
     return ShapeArm(arm, rounded(mean), rounded(sd), rounded(directions), len(found), verdict, reason)
 
 

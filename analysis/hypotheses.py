@@ -138,12 +138,16 @@ def judge_hypothesis(index: int, hypothesis: BatchSizeSlope, judgements: Sequenc
 
 
 def seen(paper: PaperRow, hypotheses: Sequence[HypothesisResult]) -> PaperResult:
-    """Seen where every hypothesis is supported, not seen where one is contradicted, undecided otherwise."""
+    """Seen where every hypothesis is supported, not seen where one is contradicted, undecided otherwise.
+
+    No word of the outcome is read: what no hypothesis tests is not said to be seen.
+    """
     verdicts = [h.verdict for h in hypotheses]
     word: Seen = "seen" if verdicts and set(verdicts) == {"supported"} else "undecided"
     if "contradicted" in verdicts:
         word = "not seen"
-    return PaperResult(paper.row, paper.outcome, word)
+    sentence = f"As far as the hypotheses test it: {word}." if verdicts else "No hypothesis tests it: undecided."
+    return PaperResult(paper.row, paper.outcome, word, sentence)
 
 
 def with_diverged_excluded(main: HypothesisResult, other: HypothesisResult, diverged: int) -> HypothesisResult:

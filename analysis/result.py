@@ -277,11 +277,12 @@ class HypothesisResult(_Record):
 
 @dataclass(frozen=True)
 class PaperResult(_Record):
-    """A row of the paper beside what this study saw of it."""
+    """A row of the paper beside what this study saw of it, as far as its hypotheses test the row."""
 
     row: str
     outcome: str
     seen: Seen
+    sentence: str
 
 
 @dataclass(frozen=True)

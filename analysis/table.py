@@ -192,6 +192,8 @@ def first_probes(table: pa.Table, spec: StudySpec) -> dict[str, list[FirstProbe]
     for row, (updates, *columns) in zip(_rows(table, spec), probes, strict=True):
         if not _is_planned(row, spec, axes) or not updates or updates[0] != 0:
             continue
+        if row["placement"] == "post":  # its maps take inputs as they come; nothing is normalised before them
+            continue
         values = [_finite(column[0][0]) for column in columns if column and column[0]]
         if len(values) == len(columns) and None not in values:
             found[row["normaliser"]].append(FirstProbe(*values))

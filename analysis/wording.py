@@ -154,7 +154,8 @@ _TOPICS = {
         "most 10% of the radius. A cloud keeps mean and deviation of what “none” has, within 5%; points have one "
         "length, the radius, and at most 1.05 directions; a circle the same and more than 1.5 directions; a disc has "
         "a mean length below the radius, lengths that differ, and more than 1.5 directions. Each must hold in every "
-        "trial of the arm. There is no chance in it beyond the sample drawn, so no p-value.",
+        "trial of the arm. There is no chance in it beyond the sample drawn, so no p-value; a trial's seed does not "
+        "change that sample, so trials that differ in their seeds alone repeat one another.",
     ),
 }
 

@@ -241,7 +241,12 @@ def answers(analysis: Mapping[str, Any]) -> RenderableType:
         grid.add_row(Text(sign, style), Text(hypothesis["sentence"]))
     blocks: list[RenderableType] = [grid if analysis["hypotheses"] else Text("The study states no hypothesis.", "dim")]
     if paper := analysis.get("paper"):
-        text = Text.assemble(("Paper, ", "dim"), (paper["row"], "dim"), (": ", "dim"), (paper["seen"], "bold"))
+        text = Text.assemble(
+            ("Paper, ", "dim"),
+            (paper["row"], "dim"),
+            (", as far as the hypotheses test it: ", "dim"),
+            (paper["seen"], "bold"),
+        )
         blocks.append(text.append(f". It reports: {paper['outcome']}", "dim"))
     return Group(*blocks)
 

@@ -29,6 +29,17 @@ def test_relative_links_lead_somewhere(page: str):
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
 
 
+def test_the_architecture_names_every_module():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    modules = [
+        path.name
+        for package in ("trials", "trials/spec", "trials/engine", "analysis", "service")
+        for path in (ROOT / package).glob("*.py")
+        if path.name != "__init__.py"
+    ]
+    assert [name for name in modules if name not in page] == []
+
+
 def test_every_setting_is_documented():
     from service.settings import Settings
 

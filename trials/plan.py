@@ -227,9 +227,11 @@ def _networks_that_do_not_fit(spec: StudySpec, facts: DataFacts) -> list[Issue]:
             if needed <= MAX_TRIAL_BYTES:
                 continue
             name = "channels" if trial.channels else "width"
-            size = f"channels {channels_text(trial.channels)}" if trial.channels else f"width {trial.width}"
+            size = f"width {trial.width} and depth {trial.depth}"
+            if trial.channels:
+                size = f"channels {channels_text(trial.channels)}"
             detail = (
-                f"one trial of {size} and depth {trial.depth} needs about {needed / 2**30:.0f} GiB of memory; at most "
+                f"one trial of {size} needs about {needed / 2**30:.0f} GiB of memory; at most "
                 f"{MAX_TRIAL_BYTES // 2**30} GiB are allowed"
             )
         is_axis = getattr(spec.space, name, None) is not None

@@ -13,14 +13,15 @@ from scipy import stats
 from analysis import AnalysisError, analyse, render_report
 from analysis.figures import colour_of, shape_of
 from analysis.geometry import is_shape
-from analysis.ranking import judge_pair
+from analysis.ranking import answer_ranking, judge_pair
 from analysis.table import FirstProbe, read_outcomes
-from analysis.tuned import paired, tuned
+from analysis.tuned import Tuned, paired, tuned
+from analysis.width import answer_width_peak
 from tests.analysis.simulate import absent, as_table, diverged, make_results, make_spec, succeeded
 from tests.analysis.simulate_claims import EVEN, ONE_NOISY, TWO_NOISY, peak_false_positives, ranking_false_positives
 from trials.records import PROBES, Probe, TrialConfig
 from trials.spec import Normaliser, load_preset, preset_names
-from trials.spec.models import Geometry
+from trials.spec.models import Geometry, Ranking, WidthPeak
 
 ARMS = ("none", "layer_norm", "norm_like", "affine_like")
 BEST = {"none": 0.50, "layer_norm": 0.52, "norm_like": 0.55, "affine_like": 0.57}
@@ -103,6 +104,24 @@ def test_the_test_split_never_chooses():
     assert answers(ORDER, change=change)[0].ranking == plain[0].ranking
 
 
+def test_a_setting_of_few_seeds_is_not_chosen():
+    """The best mean is that of one seed of three, less than half as many as at the other setting."""
+    spec = make_spec(arms=("none",), batch_sizes=(32,), learning_rates=(0.01, 0.1), seeds=3)
+
+    def chosen(missing):
+        results = [
+            absent(r)
+            if r.config.learning_rate == 0.1 and r.config.seed in missing
+            else succeeded(r.config, 0.5, 5 * r.config.learning_rate)
+            for r in make_results(spec, lambda c: 0.5, np.random.default_rng(0))
+        ]
+        found = tuned(read_outcomes(as_table(results), spec), "chance")
+        return found.settings[found.chosen[0, 0]][0]
+
+    assert chosen({2}) == 0.1
+    assert chosen({1, 2}) == 0.01
+
+
 def test_held_out_seeds_are_read_at_what_the_others_chose():
     """Three seeds: the last one's luck alone makes 0.1 the best; without it the others choose 0.01."""
     spec = make_spec(arms=("none",), batch_sizes=(32,), learning_rates=(0.01, 0.1), seeds=3)
@@ -181,6 +200,36 @@ def test_false_orders_are_found_in_at_most_alpha_of_studies(seeds, noise):
     assert ours <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
 
 
+def at_best(values, widths=()):
+    """As `tuned` gives it, held out the same as chosen; `values[arm]` is `[group, seed]`, each group a width."""
+    test = np.stack([np.atleast_2d(v) for v in values.values()])
+    groups = tuple({"width": w, "batch_size": 32} for w in widths) or ({"batch_size": 32},)
+    chosen = np.zeros(test.shape[:2], dtype=int)
+    return Tuned(tuple(values), groups, ((0.1, 0.0),), chosen, test, test)
+
+
+def differing(p, n=5):
+    """Seeds' differences whose two-sided Student's t-test has the p-value given, about +0.02."""
+    spread = np.arange(n) - (n - 1) / 2
+    unit = spread.std(ddof=1) / math.sqrt(n)
+    return 0.02 + spread * 0.02 / (float(stats.t.isf(p / 2, n - 1)) * unit)
+
+
+def test_a_ranking_is_adjusted_over_its_pairs():
+    """Two pairs of p = 0.03: each would be higher by itself, neither is after Holm."""
+    values = {"none": np.full(5, 0.5), "norm_like": 0.5 + differing(0.03), "affine_like": 0.5 + differing(0.03)}
+    for better, p_holm, verdict in ((["norm_like"], 0.03, "higher"), (["norm_like", "affine_like"], 0.06, "undecided")):
+        claim = Ranking.model_validate({"kind": "ranking", "tiers": [better, ["none"]]})
+        found = answer_ranking(0, claim, at_best(values), "0", 499).ranking
+        assert found is not None
+        for pair in found.pairs:
+            assert pair.p_value == pytest.approx(0.03, abs=1e-6)
+            assert pair.p_holm == pytest.approx(p_holm, abs=2e-6)
+            assert pair.interval is not None
+            assert pair.interval[0] > 0
+            assert pair.verdict == verdict
+
+
 # -- peaks over width ------------------------------------------------------------------------
 
 WIDTHS = [1, 4, 16, 64, 256]
@@ -210,6 +259,45 @@ def test_a_peak_is_found_where_there_is_one():
     assert sum(p.share_highest or 0 for p in none.curve) == pytest.approx(1)
     assert "the highest is at width 64 (in 100% of resamples)" in peak.sentence
     assert (rising.width_peak.arms[1].peak, rising.width_peak.arms[1].verdict) == (256, "no peak")
+
+
+def peaks(curves, widths):
+    """The judged arms, from each arm's `[width, seed]`."""
+    claim = WidthPeak(kind="width_peak", arms=list(curves))
+    found = answer_width_peak(0, claim, at_best(curves, widths), widths, "0", 499).width_peak
+    assert found is not None
+    return found.arms
+
+
+def test_a_peak_counts_every_width_inside_the_range():
+    """One-sided p = 0.015 on both sides: enough with one width inside, not with five, where it is 0.075."""
+    top, low, lower = 0.5 + differing(0.03), np.full(5, 0.5), np.full(5, 0.4)
+    (one,) = peaks({"none": np.stack([low, top, low])}, [1, 2, 4])
+    (five,) = peaks({"none": np.stack([low, lower, lower, top, lower, lower, low])}, [1, 2, 4, 8, 16, 32, 64])
+    assert (one.verdict, one.p_holm) == ("peak", pytest.approx(0.015, abs=1e-6))
+    assert (five.verdict, five.p_holm) == ("undecided", pytest.approx(0.075, abs=5e-6))
+    assert five.rise.p_value == five.fall.p_value == one.rise.p_value
+
+
+def test_peaks_are_adjusted_over_the_arms():
+    """p = 0.015 of one arm is 0.06 of four."""
+    curve = np.stack([np.full(5, 0.5), 0.5 + differing(0.03), np.full(5, 0.5)])
+    (alone,), four = peaks({"none": curve}, [1, 2, 4]), peaks(dict.fromkeys(ARMS, curve), [1, 2, 4])
+    assert (alone.verdict, alone.p_holm) == ("peak", pytest.approx(0.015, abs=1e-6))
+    assert [(arm.verdict, arm.p_holm) for arm in four] == [("undecided", pytest.approx(0.06, abs=4e-6))] * 4
+
+
+@pytest.mark.parametrize("close", [1, 2, 3])
+def test_no_peak_needs_the_end_above_every_width_inside(close):
+    """Width 32 is the highest, far above all but one width inside; of that one it is not known."""
+    curve = np.repeat([[0.3], [0.4], [0.4], [0.4], [0.5]], 5, axis=1)
+    curve[-1] += 0.001 * np.arange(5)
+    (clear,) = peaks({"none": curve}, [2, 4, 8, 16, 32])
+    curve[close] = curve[-1] - differing(0.4)
+    (found,) = peaks({"none": curve}, [2, 4, 8, 16, 32])
+    assert (clear.peak, clear.verdict) == (32, "no peak")
+    assert (found.peak, found.verdict) == (32, "undecided")
+    assert found.p_holm == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_plateau_is_no_peak():
@@ -257,6 +345,13 @@ def test_each_normaliser_has_its_own_shape_and_no_other(arm):
         assert is_shape(claim, probe_of(MADE[arm]), plain) == (CLAIMS[arm] == (shape, radius))
 
 
+def test_a_disc_has_lengths_that_differ():
+    """A ring of any radius below the disc's is a circle of its own, not a disc."""
+    claim = Geometry.model_validate({"kind": "geometry", "arms": ["none"], "shape": "disc", "radius": 1.0})
+    assert not is_shape(claim, probe_of(0.7 * POINTS / LENGTHS), None)
+    assert is_shape(claim, probe_of(0.7 * POINTS / LENGTHS * np.linspace(0, 1, 1000)[:, None]), None)
+
+
 def test_geometry_is_judged_from_the_first_probe_of_the_first_map():
     spec = make_spec(
         arms=tuple(MADE),
@@ -281,6 +376,7 @@ def test_geometry_is_judged_from_the_first_probe_of_the_first_map():
     assert (points.verdict, circle.verdict) == ("supported", "contradicted")
     assert circle.geometry is not None
     assert [arm.verdict for arm in circle.geometry.arms] == ["as claimed", "otherwise"]
+    assert "directions; in 2 trials." in points.sentence
     unprobed = analyse(table.drop_columns(["probe_updates"]), spec, resamples=99).hypotheses
     assert {h.verdict for h in unprobed} == {"undecided"}
 
@@ -301,9 +397,11 @@ def test_the_papers_row_is_seen_where_every_hypothesis_is_supported(tiers, word)
     spec, results = study(*({"kind": "ranking", "tiers": t} for t in tiers), paper=paper)
     table = as_table(results)
     analysis = analyse(table, spec, resamples=499)
-    assert analysis.to_dict()["paper"] == {**paper, "seen": word}
+    said = "As far as the hypotheses test it" if tiers else "No hypothesis tests it"
+    assert analysis.to_dict()["paper"] == {**paper, "seen": word, "sentence": f"{said}: {word}."}
     page = render_report(analysis, table, spec, {})
     assert "affine_like is best." in page
+    assert f"{said}: {word}." in page
     assert "Figure 2" in page
 
 

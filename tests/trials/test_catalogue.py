@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from trials.engine import DataError, load
 from trials.spec import DataFacts, DataSpec, SpecError, facts_for
 from trials.spec.catalogue import find_parquet, split_sizes
 
@@ -47,6 +48,18 @@ def test_usual_column_names_are_found(tmp_path: Path, image: str, label: str):
 def test_absolute_path_inside_a_root_is_fine(tmp_path: Path):
     folder = write_images(tmp_path / "roots" / "images")
     assert find_parquet(parquet(str(folder)), [tmp_path / "other", tmp_path / "roots"]).train[0].parent == folder
+
+
+def test_a_parquet_file_without_rows_is_no_fault_beside_one_that_has_some(tmp_path: Path):
+    folder = write_images(tmp_path / "images")
+    empty = pq.read_table(folder / "train-00000-of-00001.parquet").slice(0, 0)
+    pq.write_table(empty, folder / "train-0.parquet")
+    facts = facts_for(parquet("images"), [tmp_path])
+    assert (facts.train_available, facts.shape, facts.classes) == (20, (3, 4, 5), 3)
+    for split in ("test", "train"):
+        pq.write_table(empty, folder / f"{split}-00000-of-00001.parquet")
+        with pytest.raises(SpecError, match=f"{split}-0.*no rows"):
+            facts_for(parquet("images"), [tmp_path])
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "../../etc/passwd", "missing", ".", "\0", "a" * 900])
@@ -118,13 +131,13 @@ def test_facts_of_arrays_and_folders_come_from_headers_and_names(tmp_path: Path)
             archive.writestr(f"{name}.npy", stream.getvalue()[: None if name == "y_train" else 150])
     facts = facts_for(DataSpec(dataset="npz", path="set.npz"), [tmp_path])
     assert (facts.train_available, facts.test, facts.shape, facts.classes) == (9, 4, (1, 2, 5), 3)
-    for split, count in (("train", 7), ("test", 2)):
-        (tmp_path / "images" / split / "one").mkdir(parents=True)
+    for place, count in (("train/one", 4), ("train/two", 3), ("test/one", 2)):
+        (tmp_path / "images" / place).mkdir(parents=True)
         for number in range(count):
-            (tmp_path / "images" / split / "one" / f"{number}.png").write_bytes(b"damaged")
+            (tmp_path / "images" / place / f"{number}.png").write_bytes(b"damaged")
     Image.new("RGB", (5, 4)).save(tmp_path / "images" / "train" / "one" / "0.png")
     facts = facts_for(DataSpec(dataset="images", path="images"), [tmp_path])
-    assert (facts.train_available, facts.test, facts.shape, facts.classes) == (7, 2, (3, 4, 5), 1)
+    assert (facts.train_available, facts.test, facts.shape, facts.classes) == (7, 2, (3, 4, 5), 2)
 
 
 @pytest.mark.parametrize(("count", "fraction", "sizes"), [(100, 0.15, (85, 15)), (3, 0.1, (2, 1)), (1, 0.5, (0, 1))])
@@ -140,6 +153,7 @@ def test_validation_is_never_empty(count, fraction, sizes):
         (pa.array([0.0, 1.0, 2.0]), "whole numbers, one for each image, not double"),
         (pa.array(["a", "b", "c"]), "not string"),
         (pa.array([0, None, 2]), "1 nulls"),
+        (pa.array([0, 0, 0]), "at least two classes"),
     ],
 )
 def test_labels_that_are_no_class_numbers_are_refused_at_submission(tmp_path: Path, labels: pa.Array, words: str):
@@ -148,3 +162,58 @@ def test_labels_that_are_no_class_numbers_are_refused_at_submission(tmp_path: Pa
     pq.write_table(table.set_column(1, "label", labels), folder / "train-00000-of-00001.parquet")
     with pytest.raises(SpecError, match=words):
         facts_for(parquet("images"), [tmp_path])
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "I;16", "CMYK"])
+def test_images_of_a_mode_that_is_not_read_are_refused_at_submission(tmp_path: Path, mode: str):
+    """And in the words of the loader, which would otherwise be the first to see it."""
+    folder = write_images(tmp_path / "images")
+    form = "TIFF" if mode == "CMYK" else "PNG"
+    stream = io.BytesIO()
+    Image.new(mode, (5, 4)).save(stream, form)
+    rows = {"image": [{"bytes": stream.getvalue(), "path": None}] * 20, "label": [i % 3 for i in range(20)]}
+    pq.write_table(pa.table(rows), folder / "train-00000-of-00001.parquet")
+    for place in ("train/a", "train/b", "test/a"):
+        (tmp_path / "set" / place).mkdir(parents=True)
+        (tmp_path / "set" / place / f"0.{form.lower()}").write_bytes(stream.getvalue())
+    for data in (parquet("images"), DataSpec(dataset="images", path="set")):
+        words = f"image mode {mode} is not one of L, LA, RGB, RGBA"
+        with pytest.raises(SpecError, match=words):
+            facts_for(data, [tmp_path])
+        with pytest.raises(DataError, match=words):
+            load(data, [tmp_path], tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["unknown", "truncated", "link", "parquet", "second parquet", "row", "npz"])
+def test_no_message_says_where_the_data_lies_on_the_server(tmp_path: Path, fault: str):
+    folder = write_images(tmp_path / "images")
+    whole = io.BytesIO()
+    Image.new("RGB", (5, 4)).save(whole, "PNG")
+    first = tmp_path / "set" / "train" / "a" / "0.png"
+    for place in ("train/a", "train/b", "test/a"):
+        (tmp_path / "set" / place).mkdir(parents=True)
+        (tmp_path / "set" / place / "0.png").write_bytes(whole.getvalue())
+    data, words = DataSpec(dataset="images", path="set"), "train/a/0.png"
+    match fault:
+        case "unknown":
+            first.write_bytes(b"damaged")
+        case "truncated":
+            first.write_bytes(whole.getvalue()[:20])
+        case "link":
+            (tmp_path / "set" / "test" / ("x" * 200)).symlink_to("loop")
+            words = "leads outside"
+            (tmp_path / "set" / "test" / "loop").symlink_to("loop")
+        case "parquet" | "second parquet":
+            name = "train-00000-of-00001.parquet" if fault == "parquet" else "test-1.parquet"
+            (folder / name).write_bytes(b"PAR1 damaged PAR1")
+            data, words = parquet(str(folder)), name
+        case "row":
+            pq.write_table(pa.table({"image": [{"bytes": b"x"}], "label": [1]}), folder / "train-0.parquet")
+            data, words = parquet(str(folder)), "train-0.parquet, row 0: the image cannot be read: its format"
+        case "npz":
+            (tmp_path / "set.npz").write_bytes(b"PK damaged")
+            data, words = DataSpec(dataset="npz", path=str(tmp_path / "set.npz")), "set.npz"
+    with pytest.raises(SpecError) as caught:
+        facts_for(data, [tmp_path])
+    assert words in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)

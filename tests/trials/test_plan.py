@@ -175,7 +175,7 @@ CNN_ARMS = {"space.normaliser": ["none", "patch_norm"], "hypotheses": []}
         (
             {"model": {"kind": "cnn", "channels": [4096] * 32, "kernel": 31, "pooling": "none"}, **CNN_ARMS},
             "/model/channels",
-            "GiB of memory",
+            "4096-4096 needs about",
         ),
         (
             {"model": {"kind": "attention", "patch": 1}, "space.width": [8, 65536], "hypotheses": []},

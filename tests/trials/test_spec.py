@@ -68,6 +68,8 @@ def issues(**changes):
         ("name", "naïve 🎉", "/name", "not a valid name"),
         ("name", "line\nbreak", "/name", "not a valid name"),
         ("version", 2, "/version", "not one of the valid values"),
+        ("version", True, "/version", "the whole number 1, not True"),
+        ("version", 1.0, "/version", "the whole number 1, not 1.0"),
         ("data.dataset", "digit", "/data/dataset", "did you mean 'digits'"),
         ("data.dataset", "parquet", "/data/path", "required for data set 'parquet'"),
         ("data.dataset", "npz", "/data/path", "required for data set 'npz'"),
@@ -80,6 +82,7 @@ def issues(**changes):
         ("training.schedule", {"final": 0.5}, "/training/schedule/final", "schedule 'cosine'"),
         ("training.schedule", {"kind": "cosine", "every": 0.5}, "/training/schedule/every", "schedule 'step'"),
         ("training.schedule", {"kind": "cosine", "factor": 0.5}, "/training/schedule/factor", "schedule 'step'"),
+        ("training.schedule", {"kind": "step", "every": 5e-324}, "/training/schedule/every", "or equal to 0.0001"),
         ("training.scaling_batch_size", 8, "/training/scaling_batch_size", "without scaling"),
         ("model.channels", [4], "/model/channels", "no meaning for model kind 'mlp'"),
         ("model.kernel", 5, "/model/kernel", "no meaning for model kind 'mlp'"),
@@ -139,6 +142,7 @@ def test_fault_is_told_with_its_place(path, value, pointer, words):
 
 
 CNN = {"kind": "cnn", "channels": [4, 8]}
+CLOUD = {"kind": "geometry", "arms": ["rms_norm"], "shape": "cloud"}
 ATTENTION = {"kind": "attention", "width": 8, "heads": 2}
 
 
@@ -151,6 +155,9 @@ ATTENTION = {"kind": "attention", "width": 8, "heads": 2}
         (CNN, {"space.width": [8, 16]}, "/space/width", "its channels"),
         (CNN, {"space.depth": [1, 2]}, "/space/depth", "its channels"),
         (CNN, {"space.channels": [[4], [8]]}, "/model/channels", "say it in one place"),
+        (CNN, {"hypotheses": [{"kind": "width_peak", "arms": ["none"]}]}, "/hypotheses/0", "not for model kind 'cnn'"),
+        ({"placement": "post"}, {"hypotheses": [CLOUD, CLOUD], "probes": {}}, "/model/placement", "raw input"),
+        ({}, {"space.placement": ["post"], "hypotheses": [CLOUD], "probes": {}}, "/space/placement/0", "raw input"),
         ({**CNN, "heads": 2}, {}, "/model/heads", "no meaning for model kind 'cnn'"),
         (CNN, {"space.normaliser": ["none", "norm_like"]}, "/space/normaliser/1", "does not fit model kind 'cnn'"),
         ({**ATTENTION, "kernel": 5}, {}, "/model/kernel", "no meaning for model kind 'attention'"),
@@ -184,7 +191,7 @@ ATTENTION = {"kind": "attention", "width": 8, "heads": 2}
     ],
 )
 def test_parts_that_do_not_fit_each_other_are_refused(model, changes, pointer, words):
-    found = issues(model=model, hypotheses=[], **({"space.normaliser": ["none", "rms_norm"]} | changes))
+    found = issues(model=model, **({"hypotheses": [], "space.normaliser": ["none", "rms_norm"]} | changes))
     assert list(found) == [pointer]
     assert words in found[pointer]
 
@@ -223,6 +230,15 @@ def test_hypothesis_without_a_kind_is_about_the_slope():
     assert isinstance(claim, BatchSizeSlope)
     peak = spec(**{"model": {}, "space.width": [1, 4, 16], "hypotheses": [{"kind": "width_peak", "arms": ["none"]}]})
     assert [h.kind for h in peak.hypotheses] == ["width_peak"]
+
+
+@pytest.mark.parametrize(("path", "pointer"), [("seeds", "/seeds"), ("resources.packs_in_flight", None)])
+def test_an_empty_list_is_one_fault(path: str, pointer: str | None):
+    with pytest.raises(SpecError) as caught:
+        parse_spec(document(**{path: []}))
+    assert len(caught.value.issues) == 1
+    if pointer:
+        assert "at least 1 item" in caught.value.issues[0].detail
 
 
 @pytest.mark.parametrize("key", ["version", "name", "data", "training", "space", "seeds"])
@@ -283,6 +299,25 @@ def test_content_hash_ignores_new_keys_at_their_defaults():
         {"training.schedule": {"kind": "cosine"}},
     ):
         assert spec(**changes).content_hash() != spec().content_hash()
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({}, "training.weight_decay"),
+        ({}, "resources.gpus_per_pack"),
+        ({"training.optimiser": "momentum"}, "training.momentum"),
+        ({"training.schedule": {"kind": "cosine"}}, "training.schedule.final"),
+        ({"data": {"dataset": "synthetic", "synthetic": {}}}, "data.synthetic.separation"),
+        ({"data": {"dataset": "synthetic", "synthetic": {}}}, "data.synthetic.spread"),
+    ],
+)
+def test_minus_zero_is_zero(changes: dict[str, Any], path: str):
+    minus, plus = (spec(**changes, **{path: zero}) for zero in (-0.0, 0.0))
+    assert minus.canonical_json() == plus.canonical_json()
+    assert minus.content_hash() == plus.content_hash()
+    axis = spec(**{"space.weight_decay": [-0.0, 0.1]})
+    assert axis.canonical_json() == spec(**{"space.weight_decay": [0.0, 0.1]}).canonical_json()
 
 
 @pytest.mark.parametrize(
@@ -384,6 +419,12 @@ def test_what_will_disappoint_is_told():
     assert [w.pointer for w in warnings_of(alone)] == ["/space/batch_size/1"]
     cnn = spec(model=CNN, hypotheses=[], **{"space.normaliser": ["batch_norm"], "space.batch_size": [1]})
     assert warnings_of(cnn) == [], "its positions make a batch of many"
+
+
+def test_placement_post_beside_pre_is_told_where_geometry_is_claimed():
+    both = {"space.placement": ["pre", "post"], "space.normaliser": ["rms_norm"], "probes": {}}
+    assert [w.pointer for w in warnings_of(spec(**both, hypotheses=[CLOUD]))] == ["/space/placement/1"]
+    assert warnings_of(spec(**both, hypotheses=[])) == []
 
 
 def test_gain_beside_an_arm_without_one_is_told():

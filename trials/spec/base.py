@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Normaliser = Literal[
     "none",
@@ -24,12 +24,15 @@ Pooling = Literal["max", "average", "none"]
 Optimiser = Literal["sgd", "momentum", "adam", "adamw"]
 Activation = Literal["tanh", "relu", "leaky_relu", "gelu", "identity"]
 
+UnsignedZero = AfterValidator(lambda value: value + 0.0)
+"""Reads −0.0 as the 0.0 that it equals, so that both have one canonical form and one hash."""
+
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000)]
 LearningRate = Annotated[float, Field(gt=0, le=1e9)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 Depth = Annotated[int, Field(ge=0, le=64)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-WeightDecay = Annotated[float, Field(ge=0, le=1e6)]
+WeightDecay = Annotated[float, Field(ge=0, le=1e6), UnsignedZero]
 Channels = Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=32)]
 KernelSide = Annotated[int, Field(ge=1, le=31)]
 Stride = Annotated[int, Field(ge=1, le=16)]

@@ -6,7 +6,8 @@ No torch here: the service sizes a study (is the batch larger than the data?) wi
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trials.spec.folders import find_images
+from trials.spec.images import NO_BYTES, content_of, reason, shape_of
 from trials.spec.issues import Issue, SpecError
 from trials.spec.models import DataSpec, SyntheticSpec
 from trials.spec.npz import read_headers, read_labels
@@ -23,6 +25,8 @@ from trials.spec.roots import MOST_BYTES, check_link, confined_file, confined_fo
 IMAGE_COLUMNS = ("image", "img")
 _MOST_CLASSES = 100_000
 LABEL_COLUMNS = ("label", "fine_label", "labels")
+
+ONE_CLASS = "all training labels are 0; a data set needs at least two classes"
 
 
 class Fetched(NamedTuple):
@@ -128,10 +132,8 @@ def find_parquet(data: DataSpec, roots: Sequence[Path]) -> ParquetFiles:
     """
     folder = confined_folder(data.path, roots)
     train, test = _files(folder, "train", roots), _files(folder, "test", roots)
-    try:
+    with _told(f"{train[0].name} cannot be read as Parquet", folder):
         columns = pq.read_schema(train[0]).names
-    except Exception as error:
-        raise path_error(f"{train[0].name} cannot be read as Parquet: {error}") from None
     image = next((c for c in IMAGE_COLUMNS if c in columns), None)
     label = next((c for c in LABEL_COLUMNS if c in columns), None)
     if image is None or label is None:
@@ -169,7 +171,9 @@ def _npz_facts(data: DataSpec, file: Path) -> DataFacts:
         headers = read_headers(file)
         classes = int(read_labels(file, "y_train").max()) + 1
     except ValueError as error:
-        raise path_error(f"{file.name}: {error}") from None
+        raise path_error(f"{file.name}: {reason(error, file.parent)}") from None
+    if classes < 2:
+        raise path_error(f"{file.name}: {ONE_CLASS}")
     if classes > _MOST_CLASSES:
         raise path_error(
             f"{file.name}: y_train has label {classes - 1}; labels must be 0 … C−1, C at most {_MOST_CLASSES}"
@@ -178,15 +182,10 @@ def _npz_facts(data: DataSpec, file: Path) -> DataFacts:
 
 
 def _folder_facts(data: DataSpec, roots: Sequence[Path]) -> DataFacts:
-    from PIL import Image  # only for images
-
     folder = find_images(data, roots)
     first = folder.train[0][0]
-    try:
-        with Image.open(first) as image:
-            shape = len(image.getbands()), image.height, image.width
-    except Exception as error:
-        raise path_error(f"the image {first.relative_to(folder.path)} cannot be read: {error}") from None
+    with _told(f"the image {first.relative_to(folder.path)} cannot be read", folder.path), first.open("rb") as stream:
+        shape = shape_of(stream)
     size = math.prod(shape) * (min(len(folder.train), data.train_samples or len(folder.train)) + len(folder.test))
     if size > MOST_BYTES:
         raise path_error(
@@ -197,35 +196,49 @@ def _folder_facts(data: DataSpec, roots: Sequence[Path]) -> DataFacts:
 
 
 def _parquet_facts(data: DataSpec, files: ParquetFiles) -> DataFacts:
-    from PIL import Image  # only for images
+    rows: dict[Path, int] = {}
+    labels: list[pa.ChunkedArray] = []
+    for file in (*files.train, *files.test):
+        with _told(f"{file.name} cannot be read", file.parent):
+            rows[file] = pq.read_metadata(file).num_rows
+            if file in files.train:
+                labels.append(pq.read_table(file, columns=[files.label_column]).column(0))
+    for split in (files.train, files.test):
+        if not any(rows[file] for file in split):
+            raise path_error(f"{split[0].name}: no rows")
+    first = next(file for file in files.train if rows[file])
+    with _told(f"{first.name}, row 0: the image cannot be read", first.parent):
+        batch = next(pq.ParquetFile(first).iter_batches(batch_size=1, columns=[files.image_column]))
+        content = content_of(batch.column(0)[0].as_py())
+        if content is None:
+            raise ValueError(NO_BYTES)
+        shape = shape_of(io.BytesIO(content))
+    train, test = (sum(rows[file] for file in split) for split in (files.train, files.test))
+    return _facts(data, train, test, shape, _count_classes(labels))
 
+
+@contextmanager
+def _told(what: str, folder: Path) -> Iterator[None]:
+    """Whatever goes wrong with a file of `folder`, as a `SpecError`: damaged bytes meet many parsers."""
     try:
-        train = sum(pq.read_metadata(f).num_rows for f in files.train)
-        test = sum(pq.read_metadata(f).num_rows for f in files.test)
-        labels = [pq.read_table(f, columns=[files.label_column]).column(0) for f in files.train]
-        batch = next(pq.ParquetFile(files.train[0]).iter_batches(batch_size=1, columns=[files.image_column]))
-        first = batch.column(0)[0].as_py()
-        with Image.open(io.BytesIO(first["bytes"])) as image:
-            shape = len(image.getbands()), image.height, image.width
-        classes = _count_classes(labels)
-    except SpecError:
-        raise
+        yield
     except Exception as error:
-        raise path_error(f"the image data set in {data.path!r} cannot be read: {error}") from None
-    return _facts(data, train, test, shape, classes)
+        raise path_error(f"{what}: {reason(error, folder)}") from None
 
 
 def _count_classes(columns: Sequence[pa.ChunkedArray]) -> int:
-    """Labels are class numbers from 0."""
+    """Labels are class numbers from 0; at least one column has some."""
     for column in columns:
         if not pa.types.is_integer(column.type) or column.null_count:
             raise path_error(
                 f"labels must be whole numbers, one for each image, not {column.type} with {column.null_count} nulls"
             )
-    lowest = min(int(column.to_numpy().min()) for column in columns)
-    highest = max(int(column.to_numpy().max()) for column in columns)
+    filled = [column.to_numpy() for column in columns if len(column)]
+    lowest, highest = min(int(labels.min()) for labels in filled), max(int(labels.max()) for labels in filled)
     if lowest < 0 or highest >= _MOST_CLASSES:
         raise path_error(f"labels must be 0 … C−1 (C at most {_MOST_CLASSES}); these go from {lowest} to {highest}")
+    if highest == 0:
+        raise path_error(ONE_CLASS)
     return highest + 1
 
 

@@ -54,7 +54,7 @@ _ONLY = {
 
 def cross_checks(spec: "StudySpec") -> list[Issue]:
     """Faults for which a study is refused."""
-    checks = (_data, _axes, _model, _normalisers, _training, _seeds_and_resources)
+    checks = (_data, _axes, _model, _normalisers, _training, _seeds_and_resources, _geometry)
     issues = [issue for check in checks for issue in check(spec)]
     for index, hypothesis in enumerate(spec.hypotheses):
         issues += _hypothesis(spec, hypothesis, f"/hypotheses/{index}")
@@ -71,6 +71,16 @@ def warnings_of(spec: "StudySpec") -> list[Issue]:
     if "batch_norm" in spec.space.normaliser and 1 in spec.space.batch_size and spec.model.kind in _ONE_ROW_PER_SAMPLE:
         place = f"/space/batch_size/{spec.space.batch_size.index(1)}"
         found.append(Issue(place, "batch_norm over a batch of one sample turns every input into zero"))
+    if any(isinstance(h, Geometry) for h in spec.hypotheses):
+        found += [
+            Issue(
+                place,
+                "with placement 'post' the first map's weights multiply the raw input, which is what a claim "
+                "about geometry then sees of these trials; ask it of a study with placement 'pre' alone",
+            )
+            for place, placement in _levels(spec, "placement")
+            if placement == "post"
+        ]
     if without := [arm for arm in spec.space.normaliser if arm in _WITHOUT_GAIN]:
         have = "has" if len(without) == 1 else "have"
         found += [
@@ -179,6 +189,18 @@ def _seeds_and_resources(spec: "StudySpec") -> Iterator[Issue]:
         yield Issue("/resources/gpus_per_pack", "must be finite")
 
 
+def _geometry(spec: "StudySpec") -> Iterator[Issue]:
+    if not any(isinstance(hypothesis, Geometry) for hypothesis in spec.hypotheses):
+        return
+    levels = _levels(spec, "placement")
+    if all(placement == "post" for _, placement in levels):
+        yield Issue(
+            levels[0][0],
+            "a claim about geometry is about what the first map's weights multiply, which with placement 'post' is "
+            "the raw input; use 'pre', or remove the claim",
+        )
+
+
 def _hypothesis(spec: "StudySpec", hypothesis: Hypothesis, place: str) -> Iterator[Issue]:
     for where, arm in _arms(hypothesis):
         if arm not in spec.space.normaliser:
@@ -186,7 +208,9 @@ def _hypothesis(spec: "StudySpec", hypothesis: Hypothesis, place: str) -> Iterat
             yield Issue(f"{place}/{where}", f"{arm!r} is not among the study's normalisers ({have})")
     if isinstance(hypothesis, BatchSizeSlope) and len(spec.space.batch_size) < 2:
         yield Issue(place, "a batch-size slope needs at least two levels of batch_size")
-    if isinstance(hypothesis, WidthPeak) and len(spec.space.width or []) < 3:
+    if isinstance(hypothesis, WidthPeak) and spec.model.kind == "cnn":
+        yield Issue(place, "a peak over width is not for model kind 'cnn', whose size is its channels; remove it")
+    elif isinstance(hypothesis, WidthPeak) and len(spec.space.width or []) < 3:
         yield Issue(place, "a peak over width needs at least three levels of width; list them in space.width")
     if isinstance(hypothesis, Geometry):
         if spec.probes is None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trials.spec.base import Seed, Strict
+from trials.spec.base import Seed, Strict, UnsignedZero
 
 
 class SyntheticSpec(Strict):
@@ -15,13 +15,13 @@ class SyntheticSpec(Strict):
     )
     features: Annotated[int, Field(ge=1, le=100_000)] = Field(default=32, description="Values per sample.")
     classes: Annotated[int, Field(ge=2, le=1000)] = Field(default=10, description="Classes, equally likely.")
-    separation: float = Field(
+    separation: Annotated[float, UnsignedZero] = Field(
         default=3.0,
         ge=0,
         le=1000,
         description="Distance of each class's mean from the origin, in standard deviations of its noise.",
     )
-    spread: float = Field(
+    spread: Annotated[float, UnsignedZero] = Field(
         default=0.0,
         ge=0,
         le=5,

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trials.spec.images import reason
 from trials.spec.models import DataSpec
 from trials.spec.roots import MOST_SAMPLES, check_link, confined_folder, path_error
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,27 @@ def find_images(data: DataSpec, roots: Sequence[Path]) -> ImageFolder:
     try:
         return _find(path, roots)
     except OSError as error:
-        raise path_error(f"{error.filename} cannot be read: {error.strerror}") from None
+        place = str(error.filename).removeprefix(f"{path}/")
+        raise path_error(f"{place} cannot be read: {reason(error, path)}") from None
 
 
 def _find(path: Path, roots: Sequence[Path]) -> ImageFolder:
     folders = {split: _class_folders(path, split, roots) for split in ("train", "test")}
     classes = tuple(entry.name for entry in folders["train"])
+    if not classes:
+        raise path_error("train has no folders; put images into train/<class>/")
     number = {name: index for index, name in enumerate(classes)}
     for entry in folders["test"]:
         if entry.name not in number:
             raise path_error(f"test/{entry.name} has no counterpart in train; its classes are {_some(classes)}")
     train = _images(folders["train"], number, "train", roots)
     test = _images(folders["test"], number, "test", roots)
-    if not classes:
-        raise path_error("train has no folders; put images into train/<class>/")
     filled = {label for _, label in train}
     for name in classes:
         if number[name] not in filled:
             raise path_error(f"train/{name} has no images; put some there or remove it")
+    if len(classes) == 1:
+        raise path_error(f"train has one class only, {classes[0]}; a data set needs at least two")
     if not test:
         raise path_error(f"test has no images; put some into test/<class>/, with the classes {_some(classes)}")
     return ImageFolder(path, classes, train, test)
@@ -78,7 +82,9 @@ def _images(
         for file in _entries(folder, roots):
             if file.suffix.lower() not in SUFFIXES or not file.is_file():
                 known = ", ".join(sorted(SUFFIXES))
-                raise path_error(f"{split}/{folder.name}/{file.name} is not an image file ({known}); remove it")
+                raise path_error(
+                    f"{split}/{folder.name}/{file.name} is not an image file ({known}); convert or remove it"
+                )
             found.append((file, number[folder.name]))
         if len(found) > MOST_SAMPLES:
             raise path_error(f"{split} has more than {MOST_SAMPLES:,} images; keep fewer")

@@ -53,7 +53,8 @@ def _is_wrong_alternative(
     """
     value, kind = details.get("input"), details["type"]
     if kind == "int_type" and isinstance(value, list):
-        return other_path[: len(path)] == path and len(other_path) > len(path)
+        is_of_the_list = len(other_path) > len(path) or other["type"] in {"too_short", "too_long"}
+        return other_path[: len(path)] == path and is_of_the_list
     if kind in {"list_type", "literal_error"}:
         return other_path == path and other["type"] not in {"list_type", "literal_error"}
     return False

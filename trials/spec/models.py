@@ -29,6 +29,7 @@ from trials.spec.base import (
     Seed,
     Strict,
     Stride,
+    UnsignedZero,
     WeightDecay,
     Width,
 )
@@ -138,8 +139,10 @@ class ScheduleSpec(Strict):
         description="`cosine`: from the learning rate to `final` of it over the whole budget; `step`: times `factor` "
         "after each share `every` of the budget.",
     )
-    final: float = Field(default=0.0, ge=0, le=1, description="`cosine` only: share of the learning rate at the end.")
-    every: float = Field(default=0.3, gt=0, lt=1, description="`step` only: share of the budget between steps.")
+    final: Annotated[float, UnsignedZero] = Field(
+        default=0.0, ge=0, le=1, description="`cosine` only: share of the learning rate at the end."
+    )
+    every: float = Field(default=0.3, ge=1e-4, lt=1, description="`step` only: share of the budget between steps.")
     factor: float = Field(default=0.1, gt=0, le=1, description="`step` only: what the learning rate is multiplied by.")
 
 
@@ -153,7 +156,9 @@ class TrainingSpec(Strict):
         description="`sgd`: plain stochastic gradient descent; `momentum`: with heavy-ball momentum; `adam`, `adamw`: "
         "β = 0.9, 0.999, ε = 1e-8.",
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="`momentum` only: share of the velocity kept.")
+    momentum: Annotated[float, UnsignedZero] = Field(
+        default=0.9, ge=0, lt=1, description="`momentum` only: share of the velocity kept."
+    )
     weight_decay: WeightDecay = Field(
         default=0.0, description="λ: added to the gradient as λ·w; for `adamw`, w is multiplied by 1 − η·λ instead."
     )
@@ -252,7 +257,7 @@ class ResourcesSpec(Strict):
     cpus_per_pack: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Cores and compute threads of one pack."
     )
-    gpus_per_pack: Annotated[float, Field(ge=0, le=64)] = Field(
+    gpus_per_pack: Annotated[float, Field(ge=0, le=64), UnsignedZero] = Field(
         default=0, description="GPUs of one pack; a fraction shares one. Above 0 the pack trains on the GPU."
     )
     packs_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=10_000)] = Field(
@@ -290,6 +295,14 @@ class StudySpec(Strict):
     probes: ProbesSpec | None = Field(default=None, description="Measure the divergence while training; left out: no.")
     paper: PaperRow | None = Field(default=None, description="Shown in the report beside what was seen.")
     resources: ResourcesSpec = Field(default=ResourcesSpec(), description="What one pack asks of the cluster.")
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_is_whole(cls, version: Any) -> Any:
+        """`true` and `1.0` equal 1, which is all that a literal asks for."""
+        if isinstance(version, bool | float):
+            raise ValueError(f"must be the whole number 1, not {version!r}")
+        return version
 
     def axes(self) -> dict[str, list[Any]]:
         """Every axis but the seed with its levels, from the slowest to the fastest in the plan's order."""
