@@ -195,7 +195,7 @@ class FusedTrainer:
 
         weight, steps_taken = model.weights[0], room.steps_taken
         outputs = product(weight, inputs, room.outputs)
-        products = torch.bmm(inputs, inputs.mT, out=room.products) if samples > batch else room.products
+        products = product(inputs, inputs, room.products) if samples > batch else room.products
         all_logits = []
         for step, start in enumerate(range(0, samples, batch)):
             stop = start + batch
