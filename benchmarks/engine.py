@@ -27,7 +27,8 @@ from trials.engine import Dataset
 from trials.engine.measure import choose_lanes_at_once
 from trials.records import Pack
 
-WIDTHS, BATCH_SIZES, LANES, RATES = (16, 64, 128), (8, 32, 128, 512), (4, 8, 16, 32, 64), 4
+WIDTHS, BATCH_SIZES, LANES = (16, 64, 128), (8, 32, 128, 512), (4, 8, 16, 32, 64)
+_design = {"rates": 4}  # learning rates of a seed, whose lanes share its batches
 ROWS, UNIT = 8192, 512  # of the data set (100 MB, more than caches hold); samples of one call to a contender
 MOST_BYTES = 32 * 2**20  # of a pack's weights: beyond caches more lanes only cost time here
 TOLERANCE = 1e-3  # relative, of an epoch's mean loss: float32 sums in another order
@@ -113,11 +114,15 @@ def main() -> None:
     parser.add_argument("--widths", type=_numbers, default=WIDTHS)
     parser.add_argument("--batches", type=_numbers, default=BATCH_SIZES)
     parser.add_argument("--lanes", type=_numbers, default=LANES)
+    parser.add_argument(
+        "--rates", type=int, default=_design["rates"], help="learning rates per seed, which share its batches"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds; warm-up comes on top")
     parser.add_argument("--seconds", type=float, default=0.1, help="about how long each contender's turn is")
     parser.add_argument("--clock", choices=common.CLOCKS, default="wall", help="cpu: where others want the core too")
     parser.add_argument("--no-jax", action="store_true")
     options = parser.parse_args()
+    _design["rates"] = options.rates
     core = one_core()
     context = about(clock=options.clock, rounds=options.rounds, pinned_to_core=core, threads=1)
     makers: dict[str, Any] = {"vmap": Vmap}
@@ -202,11 +207,11 @@ def _orders(seeds: int) -> np.ndarray:
 
 def _pack(lanes: int, shape: dict[str, Any]) -> Pack:
     # Epochs without end: a pack that would be over soon is not measured by `choose_lanes_at_once`.
-    return grid_pack(_seeds(lanes), min(lanes, RATES), 10_000, **shape)
+    return grid_pack(_seeds(lanes), min(lanes, _design["rates"]), 10_000, **shape)
 
 
 def _seeds(lanes: int) -> int:
-    return max(1, lanes // RATES)
+    return max(1, lanes // _design["rates"])
 
 
 def _lanes(name: str) -> int:
