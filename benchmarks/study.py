@@ -28,7 +28,7 @@ from benchmarks.common import about, arguments, median, table, write_json
 from service.client import Client
 from service.parts import usable_cores
 from service.stack import Stack, interruptible
-from trials.engine import load
+from trials.engine.data import load
 from trials.ledger import Ledger
 from trials.plan import make_plan
 from trials.records import TrialConfig

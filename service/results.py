@@ -25,18 +25,9 @@ from service.analysing import ATTEMPT_KEY, RESULTS_FILE
 from service.store import Study, StudyState
 from trials.ledger import Ledger, LedgerError
 from trials.plan import Plan, estimate, make_plan
-from trials.records import (
-    CURVE_COLUMNS,
-    PROBE_COLUMNS,
-    RESULTS_SCHEMA,
-    Pack,
-    Reason,
-    TrialResult,
-    TrialState,
-    conform,
-    results_table,
-)
+from trials.records import Pack, Reason, TrialResult, TrialState
 from trials.spec import DataFacts, StudySpec, parse_document, parse_spec
+from trials.table import CURVE_COLUMNS, PROBE_COLUMNS, RESULTS_SCHEMA, conform, results_table
 
 SCALAR_COLUMNS = tuple(name for name in RESULTS_SCHEMA.names if name not in (*CURVE_COLUMNS, *PROBE_COLUMNS))
 """What a listing and the CSV export show: one value per trial."""

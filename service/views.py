@@ -19,8 +19,8 @@ from service.settings import Settings
 from service.store import Study, StudyState
 from service.tracking import Tracking
 from trials.plan import Plan
-from trials.records import CURVE_COLUMNS, PROBE_COLUMNS, RESULTS_SCHEMA
 from trials.spec import DocumentError, Issue, StudySpec, parse_document, parse_spec, warnings_of
+from trials.table import CURVE_COLUMNS, PROBE_COLUMNS, RESULTS_SCHEMA
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ def test_every_setting_is_documented():
 
 
 def test_every_result_column_is_documented():
-    from trials.records import RESULTS_SCHEMA
+    from trials.table import RESULTS_SCHEMA
 
     page = (ROOT / "docs" / "results.md").read_text()
     assert [name for name in RESULTS_SCHEMA.names if f"`{name}`" not in page] == []

@@ -25,7 +25,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from trials.plan import Plan
-from trials.records import RESULTS_SCHEMA, Pack, Reason, TrialResult, TrialState, conform, results_table
+from trials.records import Pack, Reason, TrialResult, TrialState
+from trials.table import RESULTS_SCHEMA, conform, results_table
 
 _META_KEY = b"normstudy.pack"
 

@@ -3,9 +3,7 @@
     python -m benchmarks.gpu.engine_gpu [--seconds 0.3] [--rounds 5] [--dry-run] [--json FILE]
 
 From the repository's root, without installing it. Takes under five minutes at its defaults. Needs
-torch with CUDA, numpy, and what importing `trials.engine` pulls in: pydantic, pyyaml, pyarrow,
-filelock and pillow; no Ray, MLflow or service. A torch-only import is not possible: the trials'
-records import pyarrow, and the spec pydantic.
+torch with CUDA and NumPy, and nothing else.
 
 Each pack is checked before it is timed: graphed and eager losses must be the same bits, and those of the
 plain loop the same within float32's tolerance. Figures are medians over interleaved rounds, with the device

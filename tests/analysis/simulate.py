@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from analysis import analyse
 from analysis.resampling import bootstrap
-from trials.records import METRICS, Reason, TrialConfig, TrialResult, TrialState, results_table
+from trials.records import METRICS, Reason, TrialConfig, TrialResult, TrialState
 from trials.spec import StudySpec, parse_spec
+from trials.table import results_table
 
 Truth = Callable[[TrialConfig], float]
 

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from service.client import Client, Refused
 from tests.studies import document
-from trials.records import RESULTS_SCHEMA
+from trials.table import RESULTS_SCHEMA
 
 # Long enough that something can happen to it in the middle, short enough for a suite.
 LONG: dict[str, Any] = {

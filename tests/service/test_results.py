@@ -22,18 +22,8 @@ from tests.service.fake_ray import FakeRay
 from tests.service.helpers import finish_packs, plan_of, settings_for, study_from
 from tests.studies import SMALLEST, spec
 from trials.ledger import Ledger
-from trials.records import (
-    CURVE_COLUMNS,
-    METRICS,
-    PROBE_COLUMNS,
-    PROBES,
-    RESULTS_SCHEMA,
-    Probe,
-    Reason,
-    TrialResult,
-    TrialState,
-    results_table,
-)
+from trials.records import METRICS, PROBES, Probe, Reason, TrialResult, TrialState
+from trials.table import CURVE_COLUMNS, PROBE_COLUMNS, RESULTS_SCHEMA, results_table
 
 PACKS = plan_of(spec()).packs
 

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trials.engine import DataError, load
+from trials.engine.data import load
+from trials.engine.errors import DataError
 from trials.spec import DataFacts, DataSpec, SpecError, facts_for
 from trials.spec.catalogue import find_parquet, split_sizes
 

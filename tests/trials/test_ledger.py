@@ -10,7 +10,8 @@ import pytest
 
 from tests.studies import plan
 from trials.ledger import Ledger, LedgerError
-from trials.records import METRICS, PROBES, RESULTS_SCHEMA, Pack, Probe, Reason, TrialResult, TrialState
+from trials.records import METRICS, PROBES, Pack, Probe, Reason, TrialResult, TrialState
+from trials.table import RESULTS_SCHEMA
 
 ABSENT = (TrialState.CANCELLED, Reason.STUDY_CANCELLED)
 

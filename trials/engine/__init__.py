@@ -1,6 +1,9 @@
-"""The training engine: data sets, models, normalisers, and a pack of trials trained together. Needs torch, not Ray."""
+"""The training engine: models, normalisers, and a pack of trials trained together. Needs torch and NumPy alone.
 
-from trials.engine.data import DataError, Dataset, DataUnavailable, Split, load
+Loading data sets (`trials.engine.data`) needs the libraries of their formats besides.
+"""
+
+from trials.engine.dataset import Dataset, Split
 from trials.engine.train import PackRun
 
-__all__ = ["DataError", "DataUnavailable", "Dataset", "PackRun", "Split", "load"]
+__all__ = ["Dataset", "PackRun", "Split"]

@@ -11,13 +11,12 @@ are those of `trials.spec.catalogue`.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from trials.engine import arrays, folders, parquet, synthetic, torchvision_sets
+from trials.engine.dataset import Dataset, Split
 from trials.engine.errors import DataError, DataUnavailable
 from trials.engine.samples import Samples, Splits, split_all, split_training
 from trials.engine.standardise import standardiser
@@ -25,25 +24,6 @@ from trials.spec.catalogue import FETCHED
 from trials.spec.models import DataSpec
 
 __all__ = ["DataError", "DataUnavailable", "Dataset", "Split", "load"]
-
-
-class Split(NamedTuple):
-    """Samples of one split: inputs float32 [n, features], labels int64 [n]. Both read-only."""
-
-    inputs: np.ndarray
-    labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A data set, split and standardised. Images are flattened channel by channel (C, H, W)."""
-
-    train: Split
-    validation: Split
-    test: Split
-    classes: int
-    checksum: str  # SHA-256 (hex) over the content of all six arrays
-    shape: tuple[int, int, int]  # (channels, height, width) of one sample; a plain vector is (1, 1, n)
 
 
 def load(data: DataSpec, roots: Sequence[Path], cache_dir: Path) -> Dataset:

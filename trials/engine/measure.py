@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from trials.engine.data import Dataset
+from trials.engine.dataset import Dataset
 from trials.engine.errors import is_out_of_memory
 from trials.engine.train import PackRun
 from trials.records import Pack

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trials.engine import checkpoints
-from trials.engine.data import Dataset, Split
+from trials.engine.dataset import Dataset, Split
 from trials.engine.errors import is_out_of_memory
 from trials.engine.fused import FusedTrainer, Room, is_fusible
 from trials.engine.general import GeneralTrainer

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from tests.trials.engine.data_files import encoded, random_pixels, sizes, spec
-from trials.engine import DataError, load
+from trials.engine.data import load
+from trials.engine.errors import DataError
 from trials.spec import SpecError, facts_for
 
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 from tests.trials.engine.data_files import encoded, random_pixels, sizes, spec
-from trials.engine import DataError, Dataset, load
+from trials.engine import Dataset
+from trials.engine.data import load
+from trials.engine.errors import DataError
 from trials.spec import SpecError, facts_for
 
 Arrays = dict[str, np.ndarray]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trials.engine import DataError
+from trials.engine.errors import DataError
 from trials.engine.standardise import standardiser
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.trials.engine.data_files import sizes, spec
-from trials.engine import Dataset, load
+from trials.engine import Dataset
+from trials.engine.data import load
 from trials.engine.synthetic import read
 from trials.spec import SpecError, facts_for
 

@@ -19,7 +19,9 @@ import pytest
 from torchvision import datasets
 
 from tests.trials.engine.data_files import sizes, spec
-from trials.engine import DataUnavailable, load, torchvision_sets
+from trials.engine import torchvision_sets
+from trials.engine.data import load
+from trials.engine.errors import DataUnavailable
 from trials.engine.torchvision_sets import DEBIAN_FASHION_MNIST, fetch
 from trials.spec import facts_for
 from trials.spec.catalogue import FETCHED
