@@ -3,14 +3,11 @@
 import itertools
 from typing import NamedTuple
 
+from trials.normalisers import FACTS, in_head
 from trials.records import TrialConfig
 
 Shape = tuple[int, int, int]
 """(channels, height, width) of a sample, or of what a layer makes of it; a vector of n values is (1, 1, n)."""
-
-_WITH_SHIFT = ("batch_norm", "layer_norm", "group_norm", "instance_norm")
-_WITHOUT_GAIN = ("none", "gradient_only")
-_SCALES_OUTPUTS = ("affine_like", "patch_norm", "patch_norm_affine")
 
 
 class Sizes(NamedTuple):
@@ -131,14 +128,13 @@ def _attention_maps(config: TrialConfig, tokens: int, values: int, classes: int)
 
 def _gains(config: TrialConfig, affine_map: _Map, *, is_head: bool) -> int:
     """Learnable scales and shifts of a map's normaliser."""
-    if not config.gain or config.normaliser in _WITHOUT_GAIN:
+    facts = FACTS[in_head(config.normaliser) if is_head else config.normaliser]
+    if not config.gain or facts.gain is None:
         return 0
     if config.placement == "post" and is_head:
         return 0  # plain: there is no activation after it
-    each = 2 if config.normaliser in _WITH_SHIFT else 1
-    on_outputs = config.placement == "post" or config.normaliser in _SCALES_OUTPUTS
-    if is_head and config.normaliser == "patch_norm":
-        on_outputs = False  # norm_like, its dense counterpart
+    each = 2 if facts.shift else 1
+    on_outputs = config.placement == "post" or facts.gain == "outputs"
     return each * (affine_map.outputs if on_outputs else affine_map.features or affine_map.inputs)
 
 

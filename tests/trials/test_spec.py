@@ -440,3 +440,13 @@ def test_one_seed_is_enough_for_geometry_and_too_few_for_a_ranking():
     order = {"kind": "ranking", "tiers": [["norm_like"], ["none"]]}
     assert warnings_of(spec(seeds=1, probes={}, hypotheses=[claim])) == []
     assert [w.pointer for w in warnings_of(spec(seeds=1, probes={}, hypotheses=[claim, order]))] == ["/seeds"]
+
+
+def test_every_normaliser_of_the_document_has_its_facts():
+    from typing import get_args
+
+    from trials.normalisers import FACTS, in_head
+    from trials.spec.base import Normaliser
+
+    assert list(FACTS) == list(get_args(Normaliser))
+    assert all(FACTS[in_head(name)].dense for name in FACTS)

@@ -14,27 +14,17 @@ from torch import Tensor
 
 from trials.engine import functional
 from trials.engine.convolutions import (
-    NORMALISERS,
-    POST_NORMALISERS,
     batch_norm,
     normalise,
     patch_norm,
     patch_norm_affine,
 )
 from trials.engine.networks import DenseMap, LaneNetwork, Pass, Recorder
+from trials.normalisers import CONVOLUTIONAL, FACTS, in_head
 from trials.records import TrialConfig
 from trials.sizes import cnn_shapes
 
-_WITH_SHIFT = ("batch_norm", "layer_norm", "group_norm", "instance_norm")
 _PATCH_NORMS = {"patch_norm": patch_norm, "patch_norm_affine": patch_norm_affine}
-DENSE_COUNTERPARTS = {
-    "patch_norm": "norm_like",
-    "patch_norm_affine": "affine_like",
-    "group_norm": "layer_norm",
-    "instance_norm": "layer_norm",
-}
-"""What the head has, an affine map of vectors; the other normalisers are themselves."""
-
 _POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda x: F.max_pool2d(x, 2),
     "average": lambda x: F.avg_pool2d(x, 2),
@@ -46,7 +36,7 @@ class CNN(LaneNetwork):
 
     One convolution for each of `config.channels`, its kernel padded with zeros by half its side; pooling is 2 × 2
     and drops an odd last row and column. The head has the normaliser's dense counterpart
-    (`DENSE_COUNTERPARTS`); with placement `post` it is plain.
+    (`trials.normalisers`); with placement `post` it is plain.
     """
 
     def __init__(self, config: TrialConfig, shape: tuple[int, int, int], classes: int):
@@ -55,17 +45,17 @@ class CNN(LaneNetwork):
             raise ValueError("a cnn needs channels, kernel, stride and pooling; set them in the config")
         if config.pooling not in (*_POOLINGS, "none"):
             raise ValueError(f"unknown pooling {config.pooling!r}; known: {', '.join(_POOLINGS)}, none")
-        if config.normaliser not in NORMALISERS:
-            known = ", ".join(NORMALISERS)
+        if config.normaliser not in CONVOLUTIONAL:
+            known = ", ".join(CONVOLUTIONAL)
             raise ValueError(f"normaliser {config.normaliser!r} is not for a model of kind cnn; use {known}")
-        if config.placement == "post" and config.normaliser not in POST_NORMALISERS:
+        if config.placement == "post" and not FACTS[config.normaliser].post:
             raise ValueError(f"placement 'post' has no meaning for normaliser {config.normaliser!r}; use 'pre'")
         self._convolutions: list[_ConvolutionMap] = []
         left = shape
         for index, layer in enumerate(cnn_shapes(config, shape)):
             self._convolutions.append(_ConvolutionMap(f"conv{index + 1}", left[0], layer.convolved[0], config))
             left = layer.pooled
-        counterpart = DENSE_COUNTERPARTS.get(config.normaliser, config.normaliser)
+        counterpart = in_head(config.normaliser)
         # The head has no activation to be normalised for.
         normaliser = "none" if config.placement == "post" else counterpart
         self._head = DenseMap("head", math.prod(left), classes, normaliser, gain=config.gain)
@@ -118,9 +108,9 @@ class _ConvolutionMap:
         self.name, self._normaliser, self._post = name, config.normaliser, config.placement == "post"
         self._inputs, self._outputs, self._kernel = inputs, outputs, config.kernel
         self._geometry = {"stride": config.stride, "padding": config.kernel // 2}
-        self._normalised = outputs if self._post or self._normaliser in _PATCH_NORMS else inputs
-        self._gain = config.gain and self._normaliser != "none"
-        self._shift = self._gain and self._normaliser in _WITH_SHIFT
+        self._normalised = outputs if self._post or FACTS[self._normaliser].gain == "outputs" else inputs
+        self._gain = config.gain and FACTS[self._normaliser].gain is not None
+        self._shift = self._gain and FACTS[self._normaliser].shift
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """One lane's parameters: kernels, then bias, uniform on ±1/sqrt(values of a patch), as `nn.Conv2d`."""
@@ -194,7 +184,7 @@ class _ConvolutionMap:
             return z
         patches = self._patches(x)
         if u is None:
-            dense = DENSE_COUNTERPARTS[self._normaliser] if self._normaliser in _PATCH_NORMS else "none"
+            dense = in_head(self._normaliser) if self._normaliser in _PATCH_NORMS else "none"
             multiplied = functional.normalise(dense, patches)
         else:
             if scale is not None:

@@ -22,19 +22,6 @@ from torch import Tensor, nn
 
 from trials.engine.fused_normalisers import EPSILON, MOMENTUM
 
-NORMALISERS = (
-    "none",
-    "batch_norm",
-    "layer_norm",
-    "rms_norm",
-    "group_norm",
-    "instance_norm",
-    "patch_norm",
-    "patch_norm_affine",
-)
-POST_NORMALISERS = NORMALISERS[:6]
-"""Those that may also act on a convolution's output."""
-
 MOST_GROUPS = 4
 
 _Pair = int | tuple[int, ...]

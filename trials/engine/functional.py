@@ -26,19 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trials.engine.fused_normalisers import EPSILON, MOMENTUM
-
-NORMALISERS = (
-    "none",
-    "batch_norm",
-    "layer_norm",
-    "rms_norm",
-    "norm_like",
-    "norm_like_half",
-    "affine_like",
-    "gradient_only",
-)
-POST_NORMALISERS = ("none", "batch_norm", "layer_norm", "rms_norm", "norm_like")
-"""Those that may also act on an affine map's output."""
+from trials.normalisers import DENSE
 
 
 def normalise(name: str, x: Tensor, *, eps: float = EPSILON) -> Tensor:
@@ -49,7 +37,7 @@ def normalise(name: str, x: Tensor, *, eps: float = EPSILON) -> Tensor:
     a zero gradient.
 
     Args:
-        name: one of `NORMALISERS`.
+        name: one of `trials.normalisers.DENSE`.
         x: inputs, [..., B, n].
         eps: added to the variance or mean square of batch_norm, layer_norm and rms_norm; the others need none.
 
@@ -71,7 +59,7 @@ def normalise(name: str, x: Tensor, *, eps: float = EPSILON) -> Tensor:
         return (_wide(x) * _inverse_length(x)).to(x.dtype)
     if name == "batch_norm":
         return batch_norm(x, eps=eps)
-    raise ValueError(f"unknown normaliser {name!r}; known: {', '.join(NORMALISERS)}")
+    raise ValueError(f"unknown normaliser {name!r}; known: {', '.join(DENSE)}")
 
 
 def affine(
@@ -87,7 +75,7 @@ def affine(
     """The affine map called `name`, [..., B, out], normalised before the product.
 
     Args:
-        name: one of `NORMALISERS`.
+        name: one of `trials.normalisers.DENSE`.
         x: inputs, [..., B, n].
         weight: [..., out, n].
         bias: [..., out], or None for zero.

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from trials.engine.functional import (
-    NORMALISERS,
-    POST_NORMALISERS,
     affine,
     batch_norm,
     folded,
@@ -27,6 +25,7 @@ from trials.engine.functional import (
     scaled,
 )
 from trials.engine.fused_mlp import ACTIVATIONS
+from trials.normalisers import DENSE, FACTS
 from trials.records import TrialConfig
 
 Recorder = Callable[[str, Tensor, Tensor, Tensor], None]
@@ -110,7 +109,7 @@ class DenseMap:
         name: prefix of its parameters.
         inputs: features in.
         outputs: features out.
-        normaliser: one of `functional.NORMALISERS`.
+        normaliser: one of `trials.normalisers.DENSE`.
         placement: `post` normalises the output.
         gain: whether what is normalised has a learnable scale (batch and layer norm: and shift).
     """
@@ -127,8 +126,8 @@ class DenseMap:
         self.name, self.inputs, self.outputs = name, inputs, outputs
         self.normaliser, self.post = normaliser, placement == "post"
         self._normalised = outputs if self.post else inputs
-        self._gain = gain and normaliser not in ("none", "gradient_only")
-        self._shift = self._gain and normaliser in ("batch_norm", "layer_norm")
+        self._gain = gain and FACTS[normaliser].gain is not None
+        self._shift = self._gain and FACTS[normaliser].shift
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """One lane's parameters: weight, then bias, uniform on ±1/sqrt(inputs), as PyTorch's `nn.Linear`."""
@@ -138,7 +137,7 @@ class DenseMap:
             f"{self.name}.bias": torch.empty(self.outputs).uniform_(-bound, bound, generator=generator),
         }
         if self._gain:
-            scales = self.outputs if self.normaliser == "affine_like" else self._normalised
+            scales = self.outputs if FACTS[self.normaliser].gain == "outputs" else self._normalised
             parameters[f"{self.name}.gain"] = torch.ones(scales)
         if self._shift:
             parameters[f"{self.name}.shift"] = torch.zeros(self._normalised)
@@ -212,10 +211,10 @@ class DenseNetwork(LaneNetwork):
 
     def __init__(self, config: TrialConfig, shape: tuple[int, int, int], classes: int):
         super().__init__(config, shape, classes)
-        if config.normaliser not in NORMALISERS:
-            known = ", ".join(NORMALISERS)
+        if config.normaliser not in DENSE:
+            known = ", ".join(DENSE)
             raise ValueError(f"normaliser {config.normaliser!r} is not for a model of kind {config.model}; use {known}")
-        if config.placement == "post" and config.normaliser not in POST_NORMALISERS:
+        if config.placement == "post" and not FACTS[config.normaliser].post:
             raise ValueError(f"placement 'post' has no meaning for normaliser {config.normaliser!r}; use 'pre'")
         self.affine_maps = ()
         self._maps: dict[str, DenseMap] = {}

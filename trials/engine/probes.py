@@ -36,10 +36,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trials.engine.cnn import DENSE_COUNTERPARTS
 from trials.engine.lanes import Lanes
 from trials.engine.networks import LaneNetwork
 from trials.engine.optim import Optimiser, Schedule
+from trials.normalisers import FACTS, in_head
 from trials.records import PROBES, TrialConfig
 
 MOST_BATCHES = 16  # of small batches, so that a probe stays cheap
@@ -48,9 +48,6 @@ _MOST_VALUES = 2**26  # of what lanes record at once: patches are many times the
 _DRAW = (3, 1)  # `default_rng([split_seed, *_DRAW])`: a stream that neither splits nor epochs draw from
 
 _OF_GRADIENT = ("alignment", "update_gain", "interference")
-
-_OUTPUT_SCALED = ("affine_like", "patch_norm", "patch_norm_affine")  # their gain is a factor of W's rows
-_BIAS_SCALED = ("affine_like", "patch_norm_affine")  # and of b, which they divide as they do W x
 
 
 def probe_rows(config: TrialConfig, samples: int) -> np.ndarray:
@@ -236,11 +233,11 @@ def _measure(
     normaliser = _normaliser(block.config, name)
     divergence = x.double().square().sum(-1) + 1  # [N or 1, rows]
     lengths = u.double().square().sum(-1)
-    bias_factor = divergence.rsqrt() if normaliser in _BIAS_SCALED else torch.ones_like(divergence)
+    bias_factor = divergence.rsqrt() if FACTS[normaliser].divides_bias else torch.ones_like(divergence)
     weighing = 1 / divergence if normaliser == "gradient_only" else torch.ones_like(divergence)
-    gain = block.parameters.get(f"{name}.gain") if normaliser in _OUTPUT_SCALED else None
+    gain = block.parameters.get(f"{name}.gain") if FACTS[normaliser].gain == "outputs" else None
     weight_scale = torch.ones_like(gradient[:, :1]) if gain is None else gain.detach().unsqueeze(1)
-    scales = _Scales(weight_scale, weight_scale if normaliser in _BIAS_SCALED else torch.ones_like(weight_scale))
+    scales = _Scales(weight_scale, weight_scale if FACTS[normaliser].divides_bias else torch.ones_like(weight_scale))
     c = bias_factor.to(gradient.dtype).unsqueeze(-1)
 
     if gradients is None:
@@ -278,7 +275,7 @@ def _measure(
 def _normaliser(config: TrialConfig, name: str) -> str:
     """Of the map called `name`. Those that change the formula above have no placement `post`."""
     if config.model == "cnn" and name == "head":
-        return DENSE_COUNTERPARTS.get(config.normaliser, config.normaliser)
+        return in_head(config.normaliser)
     return config.normaliser
 
 

@@ -5,11 +5,12 @@ A value at its default counts as not given: a study's canonical form states ever
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from trials.spec.base import MODEL_AXES, TRAINING_AXES, Normaliser
+from trials.normalisers import CONVOLUTIONAL, DENSE, FACTS
+from trials.spec.base import MODEL_AXES, TRAINING_AXES
 from trials.spec.hypotheses import BatchSizeSlope, Geometry, Hypothesis, Ranking, WidthPeak
 from trials.spec.issues import Issue
 
@@ -21,28 +22,6 @@ _WITH_PATH = {
     "npz": "the .npz file",
     "images": "the folder that holds train/ and test/",
 }
-
-CONVOLUTIONAL = (
-    "none",
-    "batch_norm",
-    "layer_norm",
-    "rms_norm",
-    "group_norm",
-    "instance_norm",
-    "patch_norm",
-    "patch_norm_affine",
-)
-"""Normalisers of a `cnn`."""
-
-DENSE = tuple(
-    name
-    for name in get_args(Normaliser)
-    if name not in ("group_norm", "instance_norm", "patch_norm", "patch_norm_affine")
-)
-"""Normalisers of every other kind of model."""
-
-_WITHOUT_POST = ("affine_like", "gradient_only", "norm_like_half", "patch_norm", "patch_norm_affine")
-_WITHOUT_GAIN = ("none", "gradient_only")
 
 _ONLY = {
     **dict.fromkeys(("depth", "width"), ("mlp", "residual_mlp", "attention")),
@@ -81,7 +60,7 @@ def warnings_of(spec: "StudySpec") -> list[Issue]:
             for place, placement in _levels(spec, "placement")
             if placement == "post"
         ]
-    if without := [arm for arm in spec.space.normaliser if arm in _WITHOUT_GAIN]:
+    if without := [arm for arm in spec.space.normaliser if FACTS[arm].gain is None]:
         have = "has" if len(without) == 1 else "have"
         found += [
             Issue(place, f"{' and '.join(without)} {have} no gain: gain: true changes nothing there")
@@ -151,7 +130,7 @@ def _normalisers(spec: "StudySpec") -> Iterator[Issue]:
                 f"/space/normaliser/{index}",
                 f"{arm!r} does not fit model kind {spec.model.kind!r}; valid there: {', '.join(valid)}",
             )
-    if without := [arm for arm in spec.space.normaliser if arm in _WITHOUT_POST]:
+    if without := [arm for arm in spec.space.normaliser if not FACTS[arm].post]:
         have = "has" if len(without) == 1 else "have"
         for place, placement in _levels(spec, "placement"):
             if placement == "post":

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from tests.trials.engine.plain import ACTIVATIONS, make_pack
 from trials.engine.cnn import CNN
-from trials.engine.convolutions import NORMALISERS, POST_NORMALISERS
 from trials.engine.networks import LaneNetwork, make_network
+from trials.normalisers import CONVOLUTIONAL as NORMALISERS
+from trials.normalisers import FACTS
 from trials.records import TrialConfig
 
 F64 = torch.float64
@@ -26,7 +27,7 @@ DENSE_COUNTERPARTS = {
     "instance_norm": "layer_norm",
 }
 VARIANTS = [(name, "pre", gain) for name in NORMALISERS for gain in (False, True)]
-VARIANTS += [(name, "post", gain) for name in POST_NORMALISERS for gain in (False, True)]
+VARIANTS += [(name, "post", gain) for name in NORMALISERS if FACTS[name].post for gain in (False, True)]
 GEOMETRIES = [
     {"kernel": 1, "stride": 1, "pooling": "none"},
     {"kernel": 2, "stride": 1, "pooling": "max"},

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from trials.engine.functional import NORMALISERS, affine, batch_norm, normalise, running_scale, scaled
+from trials.engine.functional import affine, batch_norm, normalise, running_scale, scaled
+from trials.normalisers import DENSE as NORMALISERS
 
 F64 = torch.float64
 LANES = [(), (3,), (2, 3)]

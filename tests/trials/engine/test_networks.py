@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trials.engine.plain import ACTIVATIONS, make_pack
-from trials.engine.functional import NORMALISERS, POST_NORMALISERS
 from trials.engine.fused_mlp import initial_parameters
 from trials.engine.networks import LaneNetwork, make_network, rate_factor
+from trials.normalisers import DENSE as NORMALISERS
+from trials.normalisers import FACTS
 from trials.records import TrialConfig
 
 F64 = torch.float64
 SHAPE, CLASSES = (2, 2, 4), 3  # two channels
 KINDS = ("mlp", "residual_mlp", "attention")
 VARIANTS = [(name, "pre", gain) for name in NORMALISERS for gain in (False, True)]
-VARIANTS += [(name, "post", gain) for name in POST_NORMALISERS for gain in (False, True)]
+VARIANTS += [(name, "post", gain) for name in NORMALISERS if FACTS[name].post for gain in (False, True)]
 
 
 def make_config(model: str = "mlp", normaliser: str = "none", **changes) -> TrialConfig:

@@ -105,7 +105,7 @@ def test_any_shape_equals_plain_pytorch(batch_size, samples, depth, width, seeds
     dataset = make_dataset(train=samples)
     for result in run(pack, dataset, dtype=torch.float64):
         parameters = initial_parameters([13, *[width] * depth, 5], result.config.seed)
-        assert_curves_close(result, plain_training(result.config, dataset, parameters, torch.float64), 1e-8)
+        assert_curves_close(result, plain_training(result.config, dataset, parameters, torch.float64), 1e-5)
         assert result.updates == samples // batch_size
         assert result.samples == samples // batch_size * batch_size
 
