@@ -173,8 +173,10 @@ def test_data_set_is_loaded_once_and_actors_are_reused(client: Client, undisturb
     assert log.count("data set digits loaded once") == 1
     actors = httpx.get(f"{urls['ray']}/api/v0/actors?detail=true").json()["data"]["result"]["result"]
     mine = [actor for actor in actors if actor["class_name"] == "Pack_undisturbed"]
-    # On a busy machine Tune may begin an actor before it knows that another is free.
-    assert 1 <= len(mine) <= 2 * (os.cpu_count() or 1) < client.get(undisturbed)["plan"]["packs"]
+    # One per core, and on a busy machine one more, where Tune begins it before it knows that another is free.
+    packs = client.get(undisturbed)["plan"]["packs"]
+    assert 1 <= len(mine) <= packs
+    assert len(mine) < packs or (os.cpu_count() or 1) >= packs
     assert {actor["repr_name"] for actor in mine} == {"undisturbed"}
 
 
