@@ -122,7 +122,7 @@ def test_an_invalid_study_is_wrong_usage(run: Run, tmp_path: Path):
     [
         ("missing.yaml", "there is no file 'missing.yaml'"),
         ("batch-size-digit", "no preset of that name; did you mean 'batch-size-digits'?"),
-        ("no such thing", "the presets are: batch-size-digits"),
+        ("no such thing", "the presets are: batch-size"),
         (".", "cannot read '.'"),
         ("nul\0.yaml", "cannot read"),
         ("empty.yaml", "'empty.yaml' is empty"),

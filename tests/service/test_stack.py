@@ -182,6 +182,8 @@ def test_a_part_that_dies_comes_back(up: Up):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_it_starts(tmp_path: Path, signum: signal.Signals):
+    if signal.getsignal(signum) is signal.SIG_IGN:  # under nohup; `up` would rightly take it over
+        signal.signal(signum, signal.SIG_DFL)
     starting = Up(tmp_path / "data", tmp_path / "up.log")
     try:
         until(lambda: len(left(starting.folder)) > 3)
